@@ -1,0 +1,56 @@
+"""A client directory: what a site keeps on its own disk, and what predicts there.
+
+`model.safetensors` (the module's parameters), `memory.npz` (raw samples, labels, task positions), `client.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save_file
+
+from fedmes.config import Config
+from fedmes.data import Dataset, Normalisation
+from fedmes.functional import Tensors, pick
+from fedmes.plan import Plan
+from fedmes.results import replace_text
+
+
+def save_model(path: Path, entries: Tensors) -> None:
+    """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
+    save_file({name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}, path)
+
+
+def save_client(
+    directory: Path,
+    config: Config,
+    dataset: Dataset,
+    normalisation: Normalisation | None,
+    plan: Plan,
+    ready: Tensors,
+) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    save_model(directory / "model.safetensors", ready)
+    learned = [p for p in range(plan.tasks) if plan.trained[p]]
+    memory = plan.memory_after[-1]
+    rows = plan.rows[memory]
+    with (directory / "memory.npz").open("wb") as file:
+        np.savez_compressed(file, x=dataset.x[rows], y=dataset.y[rows], task=plan.task[memory])
+    about: dict[str, Any] = {
+        "client": plan.name,
+        "benchmark": config.benchmark,
+        "method": config.method,
+        "model": config.model.model_dump(),
+        "shape": list(dataset.shape),
+        "class_names": list(dataset.class_names),
+        "seen": np.flatnonzero(plan.seen[plan.tasks - 1]).tolist(),
+        "tasks_learned": len(learned),
+        "memory_size": plan.capacity,
+        "normalisation": None if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std},
+    }
+    if "theta" in ready:
+        about["knn"] = config.knn.model_dump() | {"theta": float(ready["theta"])}
+    replace_text(directory / "client.json", json.dumps(about, indent=2) + "\n")

@@ -1,0 +1,274 @@
+"""The configuration of a run: every option, its default and its limits.
+
+A section's plain value stands for its first key: `model = "mlp"` is `model.name = "mlp"`, `memory = 50` is
+`memory.size = 50`, `engine`, `optim` and `data` likewise.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fedmes.benchmarks import BENCHMARKS, OWN_DATA
+from fedmes.errors import UserError, unknown
+
+Positive = Annotated[int, Field(strict=True, gt=0)]
+Count = Annotated[int, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+
+
+class Model(Section):
+    name: str = "auto"
+    width: Positive | None = None  # mlp: hidden units; cnn2, cnn6: units of the fully connected layer
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Memory(Section):
+    size: Count | list[Count] = 150  # samples a client; a list: one number for each client
+    per_task: Count | None = None  # samples admitted after a task; left out: size // tasks
+    batch: Positive | None = None  # samples in a memory gradient; left out: the batch size
+    policy: Literal["fifo"] = "fifo"
+
+
+class Engine(Section):
+    name: Literal["auto", "loop"] = "auto"
+    precision: Literal["float32", "float64"] = "float32"
+
+
+class Optim(Section):
+    name: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.9  # the rate's factor from round to round; starts anew at each task
+
+
+class Data(Section):
+    path: str | None = None
+    image_size: Positive | None = None
+
+
+class Train(Section):
+    scope: Literal["seen", "all", "block"] = "seen"  # the classes in the softmax
+
+
+class Eval(Section):
+    model: Literal["personal", "global"] | None = None  # left out: as the method has it
+
+
+class KNN(Section):
+    k: Positive = 9
+    theta: Share | Literal["tuned"] = 0.5  # the memory's weight in a prediction
+    kernel: Literal["exp_d", "exp_d2", "knnper"] = "exp_d"
+    features: Literal["fc", "conv"] = "fc"  # where neighbours are sought
+    memory: Literal["after", "before"] = "after"  # does the memory that votes hold the task just learned?
+
+
+class StreamOptions(Section):
+    frac: Literal["holders"] | Annotated[float, Field(gt=0)] = 0.1  # of a class, a holder's share; above 1: images
+    cap: Positive | None = None  # training images of a client's task, at most
+    test_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
+    classes_min: Positive = 2
+    classes_max: Positive = 5
+
+    @model_validator(mode="after")
+    def _ordered(self) -> StreamOptions:
+        if self.classes_min > self.classes_max:
+            raise ValueError(f"classes_min {self.classes_min} is above classes_max {self.classes_max}")
+        return self
+
+
+class Synthetic(Section):
+    classes: Positive = 5  # a task
+    channels: Positive = 1
+    train: Positive = 200  # images a class
+    test: Positive = 20
+    noise: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Output(Section):
+    models: Literal["all", "none"] = "all"
+
+
+class FedmesOptions(Section):
+    start: Literal["global", "continue"] = "global"  # a round begins with the received or with the client's own model
+    lambda_: Literal["paper", "rescaled"] | Annotated[float, Field(ge=0)] = Field("paper", alias="lambda")
+
+
+class Config(Section):
+    benchmark: str = "split-digits"
+    method: str = "fedmes"
+    clients: Positive = 1  # own data brings these two along
+    tasks: Positive = 1
+    rounds: Positive
+    epochs: Positive
+    batch: Positive
+    seeds: Annotated[list[Count], Field(min_length=1)] = [0]
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    model: Model = Model()
+    memory: Memory = Memory()
+    engine: Engine = Engine()
+    optim: Optim = Optim()
+    data: Data = Data()
+    train: Train = Train()
+    eval: Eval = Eval()
+    knn: KNN = KNN()
+    stream: StreamOptions = StreamOptions()
+    synthetic: Synthetic = Synthetic()
+    fedmes: FedmesOptions = FedmesOptions()
+    output: Output = Output()
+
+    @field_validator("seeds")
+    @classmethod
+    def _distinct(cls, seeds: list[int]) -> list[int]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is named twice")
+        return seeds
+
+    def capacities(self) -> list[int]:
+        """The memory size of each client."""
+        size = self.memory.size
+        if isinstance(size, int):
+            return [size] * self.clients
+        if len(size) != self.clients:
+            raise UserError(f"memory: {len(size)} sizes for {self.clients} clients; give one number or one for each")
+        return list(size)
+
+    def with_(self, changes: Mapping[str, Any]) -> Config:
+        """A copy with other values, given as dotted keys."""
+        content = self.as_dict()
+        for key, value in changes.items():
+            _assign(content, key, value)
+        return Config.model_validate(content)
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True)
+
+    def to_toml(self, versions: Mapping[str, str]) -> str:
+        """The file `config.toml`: everything needed to run it again, and the versions that were used."""
+        content = self.as_dict()
+        plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
+        tables = {key: value for key, value in content.items() if isinstance(value, dict)} | {
+            "versions": dict(versions)
+        }
+        lines = _toml_lines(plain)
+        for name, table in tables.items():
+            if body := _toml_lines(table):
+                lines += ["", f"[{name}]", *body]
+        return "\n".join(lines) + "\n"
+
+
+# A section by its plain value: the section's first field.
+SHORT = {
+    name: next(iter(field.annotation.model_fields))
+    for name, field in Config.model_fields.items()
+    if name in ("model", "memory", "engine", "optim", "data") and isinstance(field.annotation, type)
+}
+
+
+def load(path: Path | None, options: Mapping[str, Any]) -> Config:
+    """A configuration from a TOML file (or none) and options as dotted keys, over the benchmark's own defaults."""
+    given: dict[str, Any] = {}
+    if path is not None:
+        _merge(given, _read_toml(path))
+    for key, value in options.items():
+        _assign(given, key, value)
+    source = str(path) if path is not None else None
+    if own := given.get("data", {}).get("path"):
+        if given.get("benchmark") not in (None, "own-data"):
+            raise UserError(f"data: {own} and benchmark {given['benchmark']} were both given; choose one")
+        given["benchmark"] = "own-data"
+        given["data"]["path"] = str(Path(own).resolve())
+        base = OWN_DATA
+    else:
+        name = given.get("benchmark", "split-digits")
+        if name not in BENCHMARKS:
+            raise unknown("benchmark", str(name), BENCHMARKS)
+        base = BENCHMARKS[name].defaults
+    content: dict[str, Any] = {}
+    _merge(content, base)
+    _merge(content, given)
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise _explain(error, source) from None
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set key=value`: a TOML value, or else plain text."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a TOML file ({error})") from None
+    content.pop("versions", None)  # what a result's config.toml says of its past does not bind a new run
+    return content
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if key in SHORT and not isinstance(value, Mapping):
+            value = {SHORT[key]: value}
+        if isinstance(value, Mapping):
+            slot = into.setdefault(key, {})
+            if not isinstance(slot, dict):
+                raise UserError(f"unknown key '{key}.{next(iter(value), '')}': {key} has no parts")
+            slot.update(value)
+        else:
+            into[key] = value
+
+
+def _assign(into: dict[str, Any], key: str, value: Any) -> None:
+    section, dot, name = key.partition(".")
+    _merge(into, {section: {name: value}} if dot else {section: value})
+
+
+def _explain(error: ValidationError, source: str | None) -> UserError:
+    """pydantic's first complaint as one line that names the key."""
+    first = error.errors()[0]
+    # Members of a union appear in the location too; keys are those that the configuration knows.
+    key = ".".join(str(part) for part in first["loc"][:2] if isinstance(part, str) and part.isidentifier())
+    where = f" in {source}" if source else ""
+    if first["type"] == "extra_forbidden":
+        section, dot, _ = key.rpartition(".")
+        siblings = [known for known in _keys() if known.rpartition(".")[0] == section] if dot else list(_keys())
+        text = str(unknown("key", key, siblings))
+        return UserError(text.replace("';", f"'{where};", 1))
+    reasons = {
+        e["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+        for e in error.errors()
+        if e["loc"][:2] == first["loc"][:2]
+    }
+    got = first["input"]
+    shown = "" if isinstance(got, dict) else f", not {got!r}"
+    return UserError(f"{key}: {' or '.join(sorted(reasons))}{shown}{where}")
+
+
+def _keys() -> Iterable[str]:
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            for part, inner in field.annotation.model_fields.items():
+                yield f"{name}.{inner.alias or part}"
+        else:
+            yield name
+
+
+def _toml_lines(table: Mapping[str, Any]) -> list[str]:
+    # JSON's strings, numbers and lists are TOML's too; TOML has no null: an option without a value is left out.
+    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items() if value is not None]

@@ -1,0 +1,116 @@
+"""The method contract: one client's mathematics as pure tensor functions.
+
+A method is written once, for one client, and never knows where it runs. Engines call its functions for one client after
+the other, for all clients at once (`torch.func.vmap`), or on a site of its own. Hence the rules of the house:
+
+* no Python branch on a tensor's value (`torch.where`, masks), nothing in place, no randomness of its own;
+* what a client keeps is a flat dictionary of tensors; a client function returns only the entries it changes;
+* state entries are named `part.name`, for example `w.head.weight` for a model's weights or `opt.t` for an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedmes.functional import Tensors
+from fedmes.net import Net
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+
+class Batch(NamedTuple):
+    """Samples of one client; also the memory, whole or a part of it."""
+
+    x: Tensor  # [B, ...] normalised
+    y: Tensor  # [B] class ids
+    mask: Tensor  # [B] 1, or 0 for padding
+    scope: Tensor  # [B, C] the classes in the softmax of each sample
+    task: Tensor  # [B] the position of the task each sample belongs to
+
+
+class Me(NamedTuple):
+    """Where a client stands, as 0-dim tensors."""
+
+    client: Tensor
+    position: Tensor  # which of its tasks, from 0
+    first: Tensor  # is this the first (last) round at this position that the client takes part in?
+    last: Tensor
+    lr: Tensor
+    samples: Tensor  # how many training samples this round walks
+    blocks: Tensor  # [T, C] the classes of each task's block
+    epoch: Tensor  # only moving within `step`
+    key: Tensor  # for dropout, another one at each step
+
+
+class Method:
+    """The functions an engine calls, in this order; `bc` is the server's state as broadcast.
+
+    Defaults do nothing. `fedmes.methods.fedavg.FedAvg` is the plainest whole method and what others build on.
+    """
+
+    walk: ClassVar[str] = "task"  # the samples an epoch walks: the current task's, or those of all tasks "seen"
+    store: ClassVar[str] = "none"  # what predicts beside the network: "none", or the client's "memory"
+    # (st, bc, batch) -> sums over the round's samples, added up in chunks before `begin_round`; None: no such pass
+    measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
+    # (ready, batch, scope[C]) -> sums over the held-back samples of all tasks so far, added up before `tuned`;
+    # None: nothing is held back from training
+    tune: Callable[[Tensors, Batch, Tensor], Tensors] | None = None
+
+    def __init__(self, net: Net, config: Config) -> None:
+        self.net = net
+        self.config = config
+
+    # on the server
+    def server(self, params: Tensors) -> Tensors:
+        """The server's state before the first round."""
+        raise NotImplementedError
+
+    def aggregate(self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor) -> Tensors:
+        """The server's new state; uploads are stacked [n, ...], present [n] says whose are good."""
+        raise NotImplementedError
+
+    # on a client, in training
+    def init(self, params: Tensors, me: Me) -> Tensors:
+        """A client's state before its first round."""
+        raise NotImplementedError
+
+    def begin_task(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
+        """Before the broadcast is taken over in the first round of a task."""
+        return {}
+
+    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
+        raise NotImplementedError
+
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        """One mini-batch; `mem` is a batch of the memory, empty while there is none."""
+        raise NotImplementedError
+
+    def upload(self, st: Tensors, me: Me) -> Tensors:
+        """What leaves the client, and nothing else does."""
+        raise NotImplementedError
+
+    def report(self, st: Tensors, bc: Tensors) -> Tensors:
+        """Numbers about the round just trained, for `rounds.csv`."""
+        return {}
+
+    def end_task(self, st: Tensors, me: Me) -> Tensors:
+        """After the last round of a task."""
+        return {}
+
+    # on a client, in use
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        """What predicts: model entries `w.*`, and whatever else `predict` needs."""
+        raise NotImplementedError
+
+    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
+        """The entries of `ready` that the sums of `tune` decide."""
+        return {}
+
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
+        """Class probabilities [B, C], zero outside the scope [C], under "acc" and, where the method has a part beside
+        the network, under "nolip" without it. `task` is the position the samples belong to, -1 where nobody tells."""
+        raise NotImplementedError

@@ -1,0 +1,219 @@
+"""The user's own data: one .npz file, or folders of images laid out as CLIENT/TASK/train|test/CLASS/*."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmes import draws, streams
+from fedmes.data import Dataset, Source
+from fedmes.draws import Ints
+from fedmes.errors import UserError
+
+IMAGES = {".png", ".jpg", ".jpeg"}
+TEST_SHARE = 0.2  # of a client's images of a class in a task, where the data does not say which are for testing
+
+
+@dataclass(frozen=True)
+class Table:
+    """Each sample with whose it is, in which of that client's tasks, and whether it is a test sample."""
+
+    dataset: Dataset
+    client: Ints  # index into client_names
+    task: Ints  # index into task_names
+    test: Ints | None  # 0 train, 1 test; None: not said
+    client_names: tuple[str, ...]
+    task_names: tuple[str, ...]
+
+
+def open_own(path: Path, image_size: int | None, rounds: int) -> Source:
+    """The data at `path` as it will be dealt out: to the clients it names."""
+    if path.is_dir():
+        table = read_folders(path, image_size)
+    elif path.is_file():
+        if image_size is not None:
+            raise UserError("data.image_size: arrays in a file have one size already; leave it out")
+        table = read_npz(path)
+    else:
+        raise UserError(f"data: there is no file or folder {path}")
+    _deal(table, 0, path)  # whatever is wrong with the data is said before anything starts
+    classes = len(table.dataset.class_names)
+    return Source(table.dataset, lambda seed: streams.assemble(seed, classes, _deal(table, seed, path), rounds))
+
+
+def _deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
+    y = table.dataset.y
+    clients = []
+    for k, client in enumerate(table.client_names):
+        own = np.flatnonzero(table.client == k)
+        tasks = []
+        for t in np.unique(table.task[own]).tolist():
+            rows = own[table.task[own] == t]
+            name = table.task_names[t]
+            test = _chosen_for_test(y[rows], (seed, client, name)) if table.test is None else table.test[rows] == 1
+            where = f"{path}: client {client}, task {name}"
+            if test.all():
+                raise UserError(f"{where} has no training data")
+            if not test.any():
+                raise UserError(f"{where} has no test data")
+            classes = np.unique(y[rows[~test]])
+            if len(strange := np.setdiff1d(y[rows[test]], classes)):
+                label = table.dataset.class_names[strange[0]]
+                raise UserError(f"{where} has test samples of class {label} but no training samples of it")
+            block = tuple(classes.tolist())
+            tasks.append(streams.Task(name, block, block, rows[~test], rows[test]))
+        clients.append(streams.Client(client, tuple(tasks)))
+    return clients
+
+
+def _chosen_for_test(y: Ints, key: tuple[draws.Key, ...]) -> NDArray[np.bool_]:
+    """A fifth of each class, at least one sample where there are two; a single sample is for training."""
+    test = np.zeros(len(y), bool)
+    for label in np.unique(y).tolist():
+        rows = np.flatnonzero(y == label)
+        count = max(1, round(TEST_SHARE * len(rows))) if len(rows) > 1 else 0
+        test[rows[draws.permutation(len(rows), *key, "test-split", label)[:count]]] = True
+    return test
+
+
+# --- one file ------------------------------------------------------------------------------------------------------
+
+
+def read_npz(path: Path) -> Table:
+    arrays = _arrays(path)
+    x = _pixels(arrays["x"], path)
+    for name, values in arrays.items():
+        if name != "x" and values.ndim != 1:
+            raise UserError(f"{path}: {name} has shape {values.shape}; one value a sample is needed")
+        if len(values) != len(x):
+            raise UserError(f"{path}: x has {len(x)} samples, {name} has {len(values)}")
+    y, class_names = _numbered(arrays["y"], "y", path)
+    client, client_names = _numbered(arrays["client"], "client", path)
+    task, task_names = _numbered(arrays["task"], "task", path)
+    test = None
+    if "split" in arrays:
+        said = arrays["split"]
+        if said.dtype.kind not in "biu" or not np.isin(said, (0, 1)).all():
+            raise UserError(f"{path}: split must be 0 (training) or 1 (test) for each sample")
+        test = said.astype(np.int64)
+    return Table(Dataset(x, y, class_names), client, task, test, client_names, task_names)
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    needed, optional = ("x", "y", "client", "task"), ("split",)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise UserError(f"{path}: not an .npz file")
+            if missing := [name for name in needed if name not in file.files]:
+                raise UserError(f"{path}: has no array {', '.join(missing)}; needed are {', '.join(needed)}")
+            arrays = {}
+            for name in (*needed, *(n for n in optional if n in file.files)):
+                try:
+                    arrays[name] = file[name]
+                except ValueError as error:
+                    if "pickle" not in str(error):
+                        raise
+                    raise UserError(f"{path}: {name} holds Python objects; save plain numbers or strings") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: cannot be read as an .npz file ({error})") from None
+    return arrays
+
+
+def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
+    if x.ndim == 3:
+        x = x[..., None]  # grey images without a channel axis
+    if x.ndim not in (2, 4) or 0 in x.shape:
+        raise UserError(f"{path}: x has shape {x.shape}; needed is (N, H, W, C), (N, H, W) or (N, D), not empty")
+    if x.dtype == np.uint8:
+        return x
+    if x.dtype.kind != "f":
+        raise UserError(f"{path}: x has type {x.dtype}; needed is uint8 or float32")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    if len(bad := np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))):
+        raise UserError(f"{path}: x has NaN or infinite values in {len(bad)} samples, the first is sample {bad[0]}")
+    return x
+
+
+def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[str, ...]]:
+    """Whole numbers or strings as 0..n-1 in their natural order, with their names."""
+    if values.dtype.kind not in "iuU":
+        raise UserError(f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings")
+    distinct, inverse = np.unique(values, return_inverse=True)
+    order = sorted(range(len(distinct)), key=lambda i: _natural(str(distinct[i])) if values.dtype.kind == "U" else i)
+    rank = np.argsort(np.array(order, np.int64))
+    return rank[inverse].astype(np.int64), tuple(str(distinct[i]) for i in order)
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """task2 before task10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+
+
+# --- folders -------------------------------------------------------------------------------------------------------
+
+
+def read_folders(root: Path, size: int | None) -> Table:
+    files = []  # (client, task, train or test, class, image)
+    for client in _folders(root, "CLIENT"):
+        for task in _folders(client, "TASK"):
+            parts = _folders(task, "train")
+            if strange := [part.name for part in parts if part.name not in ("train", "test")]:
+                raise UserError(f"{task / strange[0]}: expected CLIENT/TASK/train|test/CLASS/images under {root}")
+            for part in parts:
+                for label in _folders(part, "CLASS"):
+                    images = sorted(f for f in label.iterdir() if f.suffix.lower() in IMAGES)
+                    files += [(client.name, task.name, part.name, label.name, image) for image in images]
+    if not files:
+        raise UserError(f"{root}: no png or jpeg images as CLIENT/TASK/train|test/CLASS/*")
+    columns = list(zip(*files, strict=True))
+    y, class_names = _numbered(np.array(columns[3]), "class", root)
+    client_of, client_names = _numbered(np.array(columns[0]), "client", root)
+    task_of, task_names = _numbered(np.array(columns[1]), "task", root)
+    test = np.array([part == "test" for part in columns[2]], np.int64)
+    dataset = Dataset(_read_images([row[4] for row in files], size), y, class_names)
+    return Table(dataset, client_of, task_of, test if test.any() else None, client_names, task_names)
+
+
+def _folders(path: Path, kind: str) -> list[Path]:
+    found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not found:
+        raise UserError(f"{path}: no {kind} folder inside; expected CLIENT/TASK/train|test/CLASS/images")
+    return found
+
+
+def _read_images(paths: list[Path], size: int | None) -> NDArray[np.uint8]:
+    """Grey if all images are grey, else RGB."""
+    from PIL import Image, UnidentifiedImageError
+
+    images = []
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                image = image.convert("L" if image.mode in ("1", "L") else "RGB")
+                if size is not None and image.size != (size, size):
+                    image = image.resize((size, size), Image.Resampling.BILINEAR)
+                images.append(image)
+        except (
+            OSError,
+            UnidentifiedImageError,
+            Image.DecompressionBombError,
+            SyntaxError,
+            ValueError,
+        ) as error:
+            raise UserError(f"{path}: cannot be read as an image ({error})") from None
+        if images[-1].size != images[0].size:
+            sizes = [f"{i.width}x{i.height}" for i in (images[0], images[-1])]
+            raise UserError(
+                f"{path} is {sizes[1]} pixels, {paths[0].name} is {sizes[0]}; set data.image_size to bring all to one size"
+            )
+    mode = "L" if all(image.mode == "L" for image in images) else "RGB"
+    x = np.stack([np.asarray(image.convert(mode), np.uint8) for image in images])
+    return x if x.ndim == 4 else x[..., None]

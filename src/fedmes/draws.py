@@ -1,0 +1,46 @@
+"""Random choices that are the same on every machine and in every version.
+
+Each choice has a key, for example (seed, "shuffle", client, task, round, epoch). SHA-256 of the key starts a splitmix64
+sequence, a few lines of whole-number arithmetic that no library can change. Nothing random ever needs to be stored: the
+key is enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Key = int | str
+
+
+def _digest(key: tuple[Key, ...]) -> bytes:
+    return hashlib.sha256(json.dumps(key).encode()).digest()
+
+
+def uniforms(shape: int | tuple[int, ...], *key: Key) -> NDArray[np.float64]:
+    """Uniform doubles in [0, 1), 53 bits each."""
+    count = np.arange(1, 1 + int(np.prod(shape, dtype=np.int64)), dtype=np.uint64)
+    z = np.uint64(int.from_bytes(_digest(key)[:8], "little")) + count * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return ((z >> np.uint64(11)) * 2.0**-53).reshape(shape)
+
+
+def permutation(n: int, *key: Key) -> Ints:
+    """A permutation of 0..n-1."""
+    return np.argsort(uniforms(n, *key), kind="stable").astype(np.int64)
+
+
+def integer(low: int, high: int, *key: Key) -> int:
+    """A whole number from low to high, both included."""
+    return low + int(uniforms(1, *key)[0] * (high - low + 1))
+
+
+def seed62(*key: Key) -> int:
+    """A number of 62 bits, for a generator or a hash that takes one; small counts can be added without overflow."""
+    return int.from_bytes(_digest(key)[:8], "little") >> 2

@@ -1,0 +1,49 @@
+"""Where clients run. Every engine walks the same plans and gives the same results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedmes.functional import Tensors
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """What one client did in one round."""
+
+    seed: int  # index into the run's seeds
+    client: int
+    position: int
+    index: int  # of the round within the task
+    report: dict[str, float]
+    up_bytes: int
+    down_bytes: int
+    seconds: float
+    left_out: bool
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracies of one client after one of its tasks, on the test sets of its tasks so far."""
+
+    seed: int
+    client: int
+    position: int
+    accuracy: dict[
+        str, list[tuple[float, float]]
+    ]  # by kind of prediction, for each task: (oblivious, masked); NaN: never met
+
+
+class Engine(Protocol):
+    def round(self, g: int) -> list[RoundRow]:
+        """Train global round g of all seeds and average."""
+
+    def evaluate(self, g: int) -> list[Score]:
+        """Score the clients whose task ended with round g."""
+
+    def server_state(self, seed: int) -> Tensors:
+        """The server's state as it stands."""
+
+    def predictor(self, seed: int, client: int) -> Tensors:
+        """What predicts for a client as it stands."""

@@ -1,0 +1,149 @@
+"""One client after the other, in plain Python: the reference, and what runs on a site of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedmes import wire
+from fedmes.contract import Me, Method
+from fedmes.engines import RoundRow, Score
+from fedmes.federation import Federation, Samples, Site
+from fedmes.functional import Tensors
+from fedmes.plan import Round
+
+
+def client_round(method: Method, st: Tensors, bc: Tensors, work: Round, site: Site) -> Tensors:
+    """A client's part in a round: its state after it."""
+    me = site.me(work)
+    if work.first:
+        st = st | method.begin_task(st, bc, me)
+    sums: Tensors = {}
+    if method.measure is not None:
+        for chunk in site.chunks(work.samples, work.position):
+            sums = _add(sums, method.measure(st, bc, chunk))
+    st = st | method.begin_round(st, bc, sums, me)
+    for step in range(len(work.batch)):
+        batch = site.batch(work.batch[step], work.position)
+        mem = site.batch(work.memory[step], work.position)
+        now = me._replace(epoch=_like(me.epoch, work.epoch[step]), key=_like(me.key, work.key[step]))
+        st = st | method.step(st, bc, batch, mem, now)
+    return st
+
+
+def client_predictor(method: Method, st: Tensors, bc: Tensors, position: int, site: Site) -> Tensors:
+    """What predicts for a client that has learned its tasks up to this position."""
+    ready = method.ready(st, bc, site.store(position))
+    if method.tune is not None:
+        sums: Tensors = {}
+        for task in range(position + 1):
+            if site.plan.trained[task]:
+                for chunk in site.chunks(site.plan.held_back[task], position):
+                    sums = _add(sums, method.tune(ready, chunk, site.seen[position]))
+        ready = ready | method.tuned(ready, sums)
+    return ready
+
+
+def client_score(
+    method: Method, ready: Tensors, position: int, site: Site, me: Me
+) -> dict[str, list[tuple[float, float]]]:
+    """Accuracy on each task so far, without being told the task and being told."""
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for task in range(position + 1):
+        if not site.plan.trained[task]:
+            continue  # never met: stays NaN
+        scopes = torch.stack([site.seen[position], site.blocks[task]])
+        told = _like(me.position, [-1, task])
+        # Only what depends on the scope is computed twice: the network runs once for both scores.
+        both = vmap(method.predict, in_dims=(None, None, 0, 0, None))
+        right: dict[str, Tensor] = {}
+        for x, y in site.test_chunks(task):
+            chosen = {kind: p.argmax(-1) for kind, p in both(ready, x, scopes, told, me).items()}
+            right = _add(right, {kind: (c == y).sum(-1) for kind, c in chosen.items()})
+        for kind, counts in right.items():
+            row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
+            oblivious, masked = (counts.double() / len(site.plan.test[task])).tolist()
+            row[task] = (oblivious, masked)
+    return rows
+
+
+class LoopEngine:
+    """All seeds of a run, round by round."""
+
+    def __init__(self, method: Method, federations: Sequence[Federation], samples: Samples) -> None:
+        self.method = method
+        self.samples = samples
+        config = method.config
+        self.sites = [[Site(k, f, samples, config) for k in range(len(f.plans))] for f in federations]
+        initial = [{n: p.to(samples.device, samples.dtype) for n, p in f.initial.items()} for f in federations]
+        self.servers = [method.server(params) for params in initial]
+        self.clients = [
+            [method.init(params, site.me()) for site in sites]
+            for params, sites in zip(initial, self.sites, strict=True)
+        ]
+        self.learned = [[-1] * len(sites) for sites in self.sites]  # the last task each client has finished
+
+    @torch.no_grad()
+    def round(self, g: int) -> list[RoundRow]:
+        return [row for s in range(len(self.sites)) for row in self._seed_round(s, g)]
+
+    def _seed_round(self, s: int, g: int) -> list[RoundRow]:
+        method, bc = self.method, self.servers[s]
+        down = wire.size(bc)
+        rows: list[RoundRow] = []
+        uploads: list[Tensors] = []
+        counts: list[int] = []
+        for k, site in enumerate(self.sites[s]):
+            work = site.plan.round(g)
+            if work is None:
+                continue
+            start = time.perf_counter()
+            st = self.clients[s][k] = client_round(method, self.clients[s][k], bc, work, site)
+            up = method.upload(st, site.me(work))
+            report = {name: float(value) for name, value in method.report(st, bc).items()}
+            broken = not all(bool(torch.isfinite(t).all()) for t in up.values())
+            seconds = time.perf_counter() - start
+            uploads.append(up)
+            counts.append(len(work.samples))
+            rows.append(RoundRow(s, k, work.position, work.index, report, wire.size(up), down, seconds, broken))
+        present = torch.tensor([not row.left_out for row in rows], dtype=torch.bool, device=self.samples.device)
+        if present.any():
+            stacked = {name: torch.stack([up[name] for up in uploads]) for name in uploads[0]}
+            samples = torch.tensor(counts, dtype=self.samples.dtype, device=self.samples.device)
+            self.servers[s] = method.aggregate(bc, stacked, present, samples)
+        return rows
+
+    @torch.no_grad()
+    def evaluate(self, g: int) -> list[Score]:
+        scores = []
+        for s, sites in enumerate(self.sites):
+            for k, site in enumerate(sites):
+                position = site.plan.ends(g)
+                if position is None:
+                    continue
+                st, me = self.clients[s][k], site.me(site.plan.last_round(position))
+                self.clients[s][k] = st | self.method.end_task(st, me)
+                self.learned[s][k] = position
+                accuracy = client_score(self.method, self.predictor(s, k), position, site, me)
+                scores.append(Score(s, k, position, accuracy))
+        return scores
+
+    def server_state(self, seed: int) -> Tensors:
+        return self.servers[seed]
+
+    @torch.no_grad()
+    def predictor(self, seed: int, client: int) -> Tensors:
+        st, bc = self.clients[seed][client], self.servers[seed]
+        return client_predictor(self.method, st, bc, max(self.learned[seed][client], 0), self.sites[seed][client])
+
+
+def _add(sums: Tensors, more: Tensors) -> Tensors:
+    return {name: sums[name] + value if name in sums else value for name, value in more.items()}
+
+
+def _like(tensor: Tensor, value: object) -> Tensor:
+    return torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)

@@ -1,0 +1,18 @@
+"""What a user got wrong, said in one or two lines."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input. The command line prints the message and exits with status 2; no traceback."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """An error for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    return UserError(f"unknown {kind} '{name}'; {hint}")

@@ -1,0 +1,299 @@
+"""From a configuration to a result: data, streams, method, engine, directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmes import clientdir, draws, models, plugins, results
+from fedmes import config as configuration
+from fedmes.benchmarks import open_benchmark
+from fedmes.config import Config
+from fedmes.contract import Method
+from fedmes.data import Source
+from fedmes.data.own import open_own
+from fedmes.engines import Engine, RoundRow, Score
+from fedmes.engines.loop import LoopEngine
+from fedmes.errors import UserError
+from fedmes.federation import Federation, Samples
+from fedmes.functional import put
+from fedmes.methods import METHODS
+from fedmes.net import Net
+from fedmes.plan import Plan, Work
+from fedmes.results import Result
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a round."""
+
+    rounds_done: int
+    rounds_total: int
+    task: int  # the furthest position any client works on, from 1
+    tasks: int
+    round: int  # within the task, from 1
+    rounds: int
+    accuracy: float | None  # mean oblivious accuracy over the tasks so far, after the last finished task
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with nothing left open, and everything a run needs."""
+
+    config: Config
+    source: Source
+    federations: list[Federation]
+    method: Method
+    samples: Samples
+
+
+def run(
+    config_file: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    on_progress: Listener | None = None,
+    **options: Any,
+) -> Result:
+    """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
+    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class."""
+    own = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
+    options |= {kind: plugins.reference(thing) for kind, thing in own.items()}
+    config = configuration.load(Path(config_file) if config_file else None, _dotted(options))
+    return execute(prepare(config, own), Path(out) if out else None, on_progress)
+
+
+def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        elif value is not None:
+            flat[key] = value
+    return flat
+
+
+def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
+    own = own or {}
+    make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
+    device = _device(config.device)
+    if config.data.path is not None:
+        source = open_own(Path(config.data.path), config.data.image_size, config.rounds)
+    else:
+        source = open_benchmark(config)
+    streams = [source.stream(seed) for seed in config.seeds]
+    config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
+    capacities = config.capacities()
+
+    make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
+    shape, classes = source.dataset.shape, len(source.dataset.class_names)
+    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
+    dtype = DTYPES[config.engine.precision]
+    method: Method = make_method(nets[0].to(device, dtype), config)
+    work = Work(
+        epochs=config.epochs,
+        batch=config.batch,
+        memory_batch=config.memory.batch or config.batch,
+        per_task=config.memory.per_task,
+        policy=config.memory.policy,
+        hold_back=method.tune is not None,
+        walk=method.walk,
+    )
+    federations = [
+        Federation(
+            stream,
+            [Plan(stream, k, capacity, work) for k, capacity in enumerate(capacities)],
+            net.initial,
+            source.normalisation(stream),
+        )
+        for stream, net in zip(streams, nets, strict=True)
+    ]
+    return Prepared(config, source, federations, method, Samples(source.dataset, device, dtype))
+
+
+def execute(prepared: Prepared, out: Path | None, on_progress: Listener | None = None) -> Result:
+    """Train, evaluate and write the result directory."""
+    config = prepared.config
+    directory = out or default_directory(config)
+    results.claim(directory, config, versions())
+    began = time.perf_counter()
+    engine: Engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
+    total = len(prepared.federations[0].stream.position)
+    book = _Book(prepared)
+    train = evaluation = 0.0
+    for g in range(total):
+        start = time.perf_counter()
+        rows = engine.round(g)
+        middle = time.perf_counter()
+        scores = engine.evaluate(g)
+        train += middle - start
+        evaluation += time.perf_counter() - middle
+        book.enter(rows, scores)
+        if on_progress is not None:
+            on_progress(book.progress(g, total))
+    _save_models(directory, prepared, engine)
+    seconds = {
+        "train": train,
+        "eval": evaluation,
+        "compile": 0.0,
+        "total": time.perf_counter() - began,
+    }
+    result = book.result(seconds)
+    result.write(directory)
+    return result
+
+
+def default_directory(config: Config) -> Path:
+    """A name that says what was run, and differs where the configuration does."""
+    digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
+    method = Path(config.method.rpartition(":")[0] or config.method).stem
+    return Path("runs") / f"{config.benchmark}-{method}-{digest}"
+
+
+def versions() -> dict[str, str]:
+    packages = ("fedmes", "torch", "numpy")
+    installed = {}
+    for name in packages:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+            installed[name] = "source"
+    return installed | {"python": platform.python_version()}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: there is no CUDA device on this machine; use --device cpu")
+    return torch.device(name)
+
+
+def _settle(config: Config, source: Source, clients: int, tasks: int, device: str) -> Config:
+    """Fill in what the data decides, and what `auto` means."""
+    if config.data.path is not None:
+        for name, found in (("clients", clients), ("tasks", tasks)):
+            asked = getattr(config, name)
+            if name in config.model_fields_set and asked != found:
+                raise UserError(f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out")
+    shape = source.dataset.shape
+    automatic = "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
+    model = automatic if config.model.name == "auto" else config.model.name
+    return config.with_(
+        {"clients": clients, "tasks": tasks, "device": device, "model.name": model, "engine.name": "loop"}
+    )
+
+
+def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> Net:
+    options: dict[str, Any] = {}
+    if config.model.width is not None:
+        options["width"] = config.model.width
+    if config.model.dropout:
+        options["dropout"] = config.model.dropout
+    if config.knn.features != "fc":
+        options["features"] = config.knn.features
+    start = draws.seed62(seed, "init")
+    return Net(models.build(factory, config.model.name, shape, classes, start, **options), shape, classes)
+
+
+class _Book:
+    """What is written down while a run goes on."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        config = prepared.config
+        self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
+        self.accuracy: dict[str, np.ndarray] = {}
+        self.rows: list[RoundRow] = []
+
+    def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
+        self.rows += rows
+        for score in scores:
+            for kind, values in score.accuracy.items():
+                suffix = "" if kind == "acc" else f"_{kind}"
+                for column, name in enumerate((f"acc{suffix}", f"acc_masked{suffix}")):
+                    table = self.accuracy.setdefault(name, np.full(self.shape, np.nan))
+                    row = table[score.seed, score.client, score.position]
+                    row[: len(values)] = [value[column] for value in values]
+
+    def progress(self, g: int, total: int) -> Progress:
+        rounds = self.prepared.config.rounds
+        accuracy = None
+        if "acc" in self.accuracy:
+            table = self.accuracy["acc"]
+            learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
+            accuracy = float(np.nanmean(table[:, :, learned[-1]]))
+        task = int(self.prepared.federations[0].stream.position[g].max()) + 1
+        return Progress(g + 1, total, task, self.shape[2], g % rounds + 1, rounds, accuracy)
+
+    def result(self, seconds: dict[str, float]) -> Result:
+        prepared = self.prepared
+        config, federations = prepared.config, prepared.federations
+        hashes = [f.stream.sha256() for f in federations]
+        return Result(
+            config=config,
+            # several seeds have several split files: then the hash of their hashes
+            split_sha256=hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
+            parameters=prepared.method.net.parameter_count,
+            accuracy=self.accuracy,
+            communication={
+                "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
+                "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
+            },
+            seconds=seconds,
+            memory_share=_memory_share(federations),
+            rounds=[self._csv(row) for row in self.rows],
+            notes=sorted({note for f in federations for note in f.stream.notes}),
+        )
+
+    def _csv(self, row: RoundRow) -> dict[str, Any]:
+        config = self.prepared.config
+        return {
+            "seed": config.seeds[row.seed],
+            "task": row.position,
+            "round": row.index,
+            "client": row.client,
+            **row.report,
+            "up_bytes": row.up_bytes,
+            "down_bytes": row.down_bytes,
+            "seconds": round(row.seconds, 6),
+            "left_out": int(row.left_out),
+        }
+
+
+def _memory_share(federations: list[Federation]) -> float:
+    """The largest share, over clients, of the training samples met that the memory holds at the end."""
+    plans = [plan for f in federations for plan in f.plans]
+    return max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans)
+
+
+def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
+    config = prepared.config
+    for s, (seed, federation) in enumerate(zip(config.seeds, prepared.federations, strict=True)):
+        folder = directory / f"seed{seed}"
+        folder.mkdir(exist_ok=True)
+        federation.stream.save(folder / "split.json")
+        if config.output.models == "none":
+            continue
+        clientdir.save_model(folder / "initial.safetensors", put("w", federation.initial))
+        clientdir.save_model(folder / "global.safetensors", engine.server_state(s))
+        for k, plan in enumerate(federation.plans):
+            ready = engine.predictor(s, k)
+            clientdir.save_client(
+                folder / f"client{k}", config, prepared.source.dataset, federation.normalisation, plan, ready
+            )

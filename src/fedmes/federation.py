@@ -1,0 +1,114 @@
+"""One seed's federation, ready for an engine: its clients with their plans, their data and the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmes.config import Config
+from fedmes.contract import Batch, Me
+from fedmes.data import Dataset, Normalisation
+from fedmes.draws import Ints
+from fedmes.functional import Tensors
+from fedmes.plan import Plan, Round
+from fedmes.streams import Stream
+
+CHUNK = 512  # samples that are looked at together outside of training
+
+
+@dataclass(frozen=True)
+class Federation:
+    stream: Stream
+    plans: list[Plan]
+    initial: Tensors
+    normalisation: Normalisation | None
+
+
+class Samples:
+    """The data set on the device, as stored; rows are normalised when they are taken."""
+
+    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
+        self.x = torch.from_numpy(np.ascontiguousarray(dataset.x)).to(device)
+        self.y = torch.from_numpy(dataset.y).to(device)
+        self.classes = len(dataset.class_names)
+        self.device, self.dtype = device, dtype
+        self._kind = {"device": device, "dtype": dtype}
+
+    def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
+        """Offset and divisor that normalise stored values."""
+        if normalisation is None:
+            return torch.zeros((), **self._kind), torch.ones((), **self._kind)
+        mean, std = (
+            torch.tensor(normalisation.mean, **self._kind),
+            torch.tensor(normalisation.std, **self._kind),
+        )
+        return 255 * mean, 255 * std
+
+    def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
+        """Samples as a network sees them: [B, C, H, W] or [B, D]."""
+        x = (self.x[rows].to(self.dtype) - scale[0]) / scale[1]
+        return x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
+
+
+class Site:
+    """A client's data as its method meets it, in the numbering of its plan."""
+
+    def __init__(self, index: int, federation: Federation, samples: Samples, config: Config) -> None:
+        self.plan = federation.plans[index]
+        self.scale = samples.scale(federation.normalisation)
+        self.samples = samples
+        self.config = config
+        self.index = torch.tensor(index, device=samples.device)
+        self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
+        self.task = torch.from_numpy(self.plan.task).to(samples.device)
+        self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
+        self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
+
+    def batch(self, numbers: Ints, position: int) -> Batch:
+        """The client's samples of these numbers, as training at this position sees them."""
+        chosen = torch.from_numpy(numbers[numbers >= 0]).to(self.samples.device)
+        rows, task = self.rows[chosen], self.task[chosen]
+        scope = {
+            "seen": self.seen[position].expand(len(chosen), -1),
+            "all": torch.ones_like(self.seen[position]).expand(len(chosen), -1),
+            "block": self.blocks[task],
+        }[self.config.train.scope]
+        x = self.samples.take(rows, self.scale)
+        return Batch(x, self.samples.y[rows], torch.ones_like(x.flatten(1).sum(1)), scope, task)
+
+    def chunks(self, numbers: Ints, position: int) -> Iterator[Batch]:
+        for start in range(0, len(numbers), CHUNK):
+            yield self.batch(numbers[start : start + CHUNK], position)
+
+    def store(self, position: int) -> Batch:
+        """The memory that votes after the task at this position."""
+        before = self.config.knn.memory == "before"
+        return self.batch((self.plan.memory if before else self.plan.memory_after)[position], position)
+
+    def test_chunks(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = torch.from_numpy(self.plan.test[task]).to(self.samples.device)
+        for part in rows.split(CHUNK):
+            yield self.samples.take(part, self.scale), self.samples.y[part]
+
+    def me(self, work: Round | None = None) -> Me:
+        """Where the client stands in a round, or before its first."""
+
+        def scalar(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.tensor(value, dtype=dtype, device=self.samples.device)
+
+        optim = self.config.optim
+        return Me(
+            client=self.index,
+            position=scalar(work.position if work else 0, torch.int64),
+            first=scalar(work.first if work else True, torch.bool),
+            last=scalar(work.last if work else False, torch.bool),
+            lr=scalar(optim.lr * optim.gamma ** (work.index if work else 0), self.samples.dtype),
+            samples=scalar(len(work.samples) if work else 0, self.samples.dtype),
+            blocks=self.blocks,
+            epoch=scalar(0, torch.int64),
+            key=scalar(0, torch.int64),
+        )

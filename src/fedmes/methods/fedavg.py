@@ -1,0 +1,84 @@
+"""FedAvg: everybody trains the received model on its current task; the server averages by number of samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from fedmes.contract import Batch, Me, Method
+from fedmes.functional import (
+    OPTIMIZERS,
+    Tensors,
+    cross_entropy,
+    distance,
+    mean_of_present,
+    pick,
+    put,
+    scoped,
+)
+from fedmes.net import Net
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+
+class FedAvg(Method):
+    average: ClassVar[str] = "samples"  # how the server weighs clients: "samples" or "uniform"
+    judged: ClassVar[str] = "global"  # the model that predicts, unless eval.model says otherwise
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.optimizer = OPTIMIZERS[config.optim.name]()
+        self.judged_model = config.eval.model or self.judged
+
+    def server(self, params: Tensors) -> Tensors:
+        return put("w", params)
+
+    def aggregate(self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor) -> Tensors:
+        weights = samples if self.average == "samples" else torch.ones_like(samples)
+        return mean_of_present(uploads, present, weights)
+
+    def init(self, params: Tensors, me: Me) -> Tensors:
+        return self.start(params)
+
+    def start(self, params: Tensors) -> Tensors:
+        """A round's beginning: weights, a fresh optimizer, empty books."""
+        zero = torch.zeros_like(next(iter(params.values())).flatten()[0])
+        return put("w", params) | put("opt", self.optimizer.fresh(params)) | {"log.loss": zero, "log.steps": zero}
+
+    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
+        return self.start(pick(bc, "w"))
+
+    def gradient(self, params: Tensors, batch: Batch, key: Tensor | None) -> tuple[Tensors, Tensor]:
+        """Gradient and value of the mean cross-entropy; with a key, dropout is on."""
+
+        def loss(params: Tensors) -> Tensor:
+            return cross_entropy(self.net.logits(params, batch.x, key), batch.y, batch.mask, batch.scope)
+
+        return grad_and_value(loss)(params)  # type: ignore[no-any-return]
+
+    def descend(self, st: Tensors, direction: Tensors, loss: Tensor, me: Me) -> Tensors:
+        """An optimizer step against the direction, with its entry in the books."""
+        params, state = self.optimizer.step(pick(st, "w"), direction, pick(st, "opt"), me.lr)
+        books = {"log.loss": st["log.loss"] + loss, "log.steps": st["log.steps"] + 1}
+        return put("w", params) | put("opt", state) | books
+
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        g, loss = self.gradient(pick(st, "w"), batch, me.key)
+        return self.descend(st, g, loss, me)
+
+    def upload(self, st: Tensors, me: Me) -> Tensors:
+        return put("w", pick(st, "w"))
+
+    def report(self, st: Tensors, bc: Tensors) -> Tensors:
+        loss = st["log.loss"] / st["log.steps"].clamp(min=1)
+        return {"loss": loss, "distance": distance(pick(st, "w"), pick(bc, "w"))}
+
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        return put("w", pick(bc if self.judged_model == "global" else st, "w"))
+
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
+        return {"acc": torch.softmax(scoped(self.net.logits(pick(ready, "w"), x), scope), dim=-1)}

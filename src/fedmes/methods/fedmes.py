@@ -1,0 +1,95 @@
+"""FedMeS: one small memory, used twice.
+
+In training it corrects gradients: a step may not raise the loss on the memory (to first order), and is otherwise drawn
+towards the received model. In prediction the memory's nearest samples vote beside the network; no task id is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedmes.contract import Batch, Me
+from fedmes.functional import Tensors, cross_entropy_sum, dot, pick
+from fedmes.inference import MemoryVote
+from fedmes.methods.fedavg import FedAvg
+from fedmes.net import Net
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+
+class FedMeS(FedAvg):
+    store: ClassVar[str] = "memory"
+    average: ClassVar[str] = "uniform"
+    judged: ClassVar[str] = "personal"
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.options = config.fedmes
+        self.vote = MemoryVote(net, config.knn)
+        self.tune = self.vote.tune if config.knn.theta == "tuned" else None
+        self.measure = None if isinstance(self.options.lambda_, float) else self.loss_of_received_model
+
+    def loss_of_received_model(self, st: Tensors, bc: Tensors, batch: Batch) -> Tensors:
+        logits = self.net.logits(pick(bc, "w"), batch.x)
+        return {
+            "loss": cross_entropy_sum(logits, batch.y, batch.mask, batch.scope),
+            "count": batch.mask.sum(),
+        }
+
+    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
+        begun = self.start(pick(bc if self.options.start == "global" else st, "w"))
+        if isinstance(self.options.lambda_, float):
+            lam = torch.full_like(begun["log.loss"], self.options.lambda_)
+        else:
+            lam = coefficient(sums["loss"] / sums["count"], self.options.lambda_)
+        return begun | {"lambda": lam, "log.rule2": torch.zeros_like(lam)}
+
+    def init(self, params: Tensors, me: Me) -> Tensors:
+        begun = self.start(params)
+        zero = begun["log.loss"]
+        return begun | {"lambda": zero, "log.rule2": zero}
+
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        w = pick(st, "w")
+        g, loss = self.gradient(w, batch, me.key)
+        gm, _ = self.gradient(w, mem, None)
+        direction, violated = correct(w, pick(bc, "w"), g, gm, st["lambda"])
+        return self.descend(st, direction, loss, me) | {"log.rule2": st["log.rule2"] + violated}
+
+    def report(self, st: Tensors, bc: Tensors) -> Tensors:
+        rule2 = st["log.rule2"] / st["log.steps"].clamp(min=1)
+        return super().report(st, bc) | {"lambda": st["lambda"], "rule2": rule2}
+
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        ready = super().ready(st, bc, store)
+        return ready | self.vote.ready(pick(ready, "w"), store)
+
+    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
+        return self.vote.tuned(ready, sums)
+
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
+        return self.vote.predict(ready, x, scope)
+
+
+def coefficient(loss: Tensor, rule: str) -> Tensor:
+    """lambda from the loss of the received model: 2*sigmoid(1/L), between 1 and 2; rescaled, between 0 and 2."""
+    inverse = 1 / loss.clamp(min=1e-6)
+    return 2 * torch.sigmoid(inverse) if rule == "paper" else 2 * torch.tanh(inverse / 2)
+
+
+def correct(w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor) -> tuple[Tensors, Tensor]:
+    """The direction of one step, and whether it is rule 2's.
+
+    Rule 1, while g does not point against the memory's gradient gm: g + lambda (w - received).
+    Rule 2 otherwise: g without its part along gm. A memory that is empty or perfectly learned (gm = 0) constrains nothing.
+    """
+    inner, square = dot(g, gm), dot(gm, gm)
+    violated = (inner < 0) & (square >= 1e-12)
+    along = inner / torch.where(violated, square, 1)
+    rule1 = {name: g[name] + lam * (w[name] - received[name]) for name in g}
+    rule2 = {name: g[name] - along * gm[name] for name in g}
+    return {name: torch.where(violated, rule2[name], rule1[name]) for name in g}, violated

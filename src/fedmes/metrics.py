@@ -1,0 +1,80 @@
+"""From acc[seed, client, t, i] to every number of the paper.
+
+acc[s, k, t, i] is the accuracy of client k on its i-th task after it finished its t-th, NaN where i > t or where there
+is no such task. Means skip what is missing; "final" is a client's own last task. Nothing here changes its argument.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def _mean(values: Floats, axis: int | tuple[int, ...] | None = None) -> Any:
+    """The mean of what is there; NaN where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.nanmean(values, axis=axis)
+
+
+def accuracy_after(acc: Floats) -> Floats:
+    """A[..., t]: the mean accuracy over the tasks so far."""
+    return np.asarray(_mean(acc, axis=-1))
+
+
+def forgetting_after(acc: Floats) -> Floats:
+    """F[..., t]: how far each earlier task has fallen from its best, on average; 0 at the first task."""
+    tasks = acc.shape[-1]
+    f = np.full(acc.shape[:-1], np.nan)
+    f[..., 0] = np.where(np.isnan(acc[..., 0, 0]), np.nan, 0.0)
+    best = np.where(np.isnan(acc[..., 0, :]), -np.inf, acc[..., 0, :])
+    for t in range(1, tasks):
+        earlier = np.where(np.isfinite(best[..., :t]), best[..., :t], np.nan)
+        f[..., t] = _mean(earlier - acc[..., t, :t], axis=-1)
+        best = np.fmax(best, acc[..., t, :])
+    return f
+
+
+def _last(values: Floats) -> Floats:
+    """Each client's value at its own last task: [..., t] -> [...]."""
+    if values.shape[-1] == 0:
+        return np.full(values.shape[:-1], np.nan)
+    there = ~np.isnan(values)
+    index = values.shape[-1] - 1 - np.argmax(there[..., ::-1], axis=-1)
+    return np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+
+def summary(acc: Floats) -> dict[str, Any]:
+    """The numbers of `result.json` for one kind of score."""
+    a, f = accuracy_after(acc), forgetting_after(acc)
+    per_seed = {
+        "acc_all": _mean(a, axis=(1, 2)),
+        "fr": _mean(f[..., 1:], axis=(1, 2)),
+        "acc_final": _mean(_last(a), axis=1),
+        "fr_final": _mean(_last(f[..., 1:]), axis=1),
+    }
+    numbers: dict[str, Any] = {
+        name: {"mean": _plain(np.mean(values)), "std": _plain(np.std(values))} for name, values in per_seed.items()
+    }
+    numbers["acc_task"] = [_plain(v) for v in _mean(_mean(a, axis=1), axis=0)]
+    numbers["fr_task"] = [_plain(v) for v in _mean(_mean(f, axis=1), axis=0)]
+    numbers["acc_client"] = [_plain(v) for v in _mean(_mean(a, axis=2), axis=0)]
+    return numbers
+
+
+def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:
+    """For each task: accuracy right after it was learned, and after the client's last task."""
+    tasks = acc.shape[-1]
+    last = np.stack([_last(acc[..., i]) for i in range(tasks)], axis=-1)
+    fresh = np.diagonal(acc, axis1=-2, axis2=-1)
+    return [float(_mean(fresh[..., i])) for i in range(tasks)], [float(_mean(last[..., i])) for i in range(tasks)]
+
+
+def _plain(value: Any) -> float | None:
+    """A JSON number; None where there is none, such as the forgetting of a single task."""
+    return None if np.isnan(value) else float(value)

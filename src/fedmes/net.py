@@ -1,0 +1,149 @@
+"""A torch module as pure functions of (parameters, input), so that any engine can run, stack and ship it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedmes.errors import UserError
+
+Tensors = dict[str, Tensor]
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a hash of a key: the same in a loop, in a stack and after a resume.
+
+    A generator inside a stacked step would serve the whole stack, and a client's numbers would depend on its neighbours.
+    """
+
+    key: Tensor | None = None
+
+    def __init__(self, p: float, whole_channels: bool, salt: int) -> None:
+        super().__init__()
+        self.p, self.whole_channels, self.salt = p, whole_channels, salt
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.key is None:
+            return x
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.whole_channels else tuple(x.shape)
+        noise = hashed_uniforms(self.key + (self.salt << 32), shape)
+        return torch.where(noise >= self.p, x / (1 - self.p), 0.0)
+
+
+def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Uniform numbers in [0, 1) from an int64 key, 24 bits each: a splitmix-like hash of (key, place)."""
+    place = torch.arange(math.prod(shape), device=key.device).reshape(shape)
+    h = key * 0x2545F4914F6CDD1D + place * -0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        h = (h ^ ((h >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return ((h >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
+
+
+class _Parts(nn.Module):
+    """functional_call reaches `forward` only: this forward dispatches to the module's parts."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
+        module: Any = self.module
+        shared = getattr(module, "embed_is_features", not hasattr(module, "embed"))
+        features = module.features(x) if shared or "logits" in parts else None
+        answers = {
+            "logits": lambda: module.head(features),
+            "embedding": lambda: features if shared else module.embed(x),
+        }
+        return tuple(answers[part]() for part in parts)
+
+
+class Net:
+    """What methods see of a network: logits and embeddings as functions of its parameters."""
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+        if not isinstance(getattr(module, "head", None), nn.Linear) or not callable(getattr(module, "features", None)):
+            raise UserError(
+                f"model {type(module).__name__}: needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
+            )
+        self.classes = classes
+        self.dropouts: list[KeyedDropout] = []
+        self._swap_dropout(module)
+        self.parts = _Parts(module).eval()
+        self._check(shape)
+        self.initial: Tensors = {
+            name.removeprefix("module."): p.detach().clone() for name, p in self.parts.named_parameters()
+        }
+        self.head_names = {f"head.{name}" for name, _ in module.head.named_parameters()}
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Net:
+        self.parts.to(device, dtype)  # for buffers; parameters are always passed in
+        return self
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.initial.values())
+
+    def logits(self, params: Tensors, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """Class scores; with a key, dropout is on."""
+        return self._call(params, x, ("logits",), key)[0]
+
+    def embedding(self, params: Tensors, x: Tensor) -> Tensor:
+        """The representation P_w(x) that nearest neighbours are sought in."""
+        return self._call(params, x, ("embedding",))[0].flatten(1)
+
+    def logits_and_embedding(self, params: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits, embedding = self._call(params, x, ("logits", "embedding"))
+        return logits, embedding.flatten(1)
+
+    def _call(
+        self, params: Tensors, x: Tensor, parts: tuple[str, ...], key: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        for dropout in self.dropouts:
+            dropout.key = key
+        named = {f"module.{name}": p for name, p in params.items()}
+        answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
+        for dropout in self.dropouts:
+            dropout.key = None
+        return answer
+
+    def _swap_dropout(self, module: nn.Module) -> None:
+        for name, child in module.named_children():
+            if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+                keyed = KeyedDropout(child.p, not isinstance(child, nn.Dropout), salt=len(self.dropouts) + 1)
+                if child.p > 0:
+                    self.dropouts.append(keyed)
+                setattr(module, name, keyed if child.p > 0 else nn.Identity())
+            else:
+                self._swap_dropout(child)
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        """The module fits the data, and a sample's answer does not depend on the rest of its batch."""
+        module: Any = self.parts.module
+        name = type(module).__name__
+        probe = torch.linspace(-1, 1, 3 * math.prod(shape)).reshape(3, *shape)
+        before = {key: b.clone() for key, b in module.named_buffers()}
+        module.train()
+        try:
+            with torch.no_grad():
+                together, alone = module.head(module.features(probe)), module.head(module.features(probe[:2]))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise UserError(
+                f"model {name} cannot take samples of shape {shape}: {str(error).splitlines()[0]}"
+            ) from None
+        finally:
+            module.eval()
+        moved = any(not torch.equal(before[key], b) for key, b in module.named_buffers())
+        if moved or not torch.allclose(together[:2], alone, rtol=1e-3, atol=1e-4):
+            raise UserError(
+                f"model {name} uses batch statistics, which cannot be averaged over clients; "
+                "use nn.GroupNorm or nn.LayerNorm instead of nn.BatchNorm"
+            )
+        if together.shape != (3, self.classes):
+            raise UserError(
+                f"model {name} answers with shape {tuple(together.shape[1:])} a sample; "
+                f"{self.classes} class scores are needed"
+            )

@@ -1,0 +1,149 @@
+"""What one client will do in a run: batches, memory contents, class scopes and random keys, as tables.
+
+Nothing here depends on weights, so every engine reads the same plan, in any order, and nothing random is ever stored.
+A client's training samples are numbered 0..N-1 through all its tasks in its own order; every table speaks of these
+numbers, whether the samples lie in a shared array (simulation) or in a site's own files. -1 pads a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmes import draws
+from fedmes.draws import Ints
+from fedmes.memory import POLICIES, admitted_per_task
+from fedmes.streams import Stream
+
+HOLD_BACK = 0.1  # the share of a task that is kept for tuning and never trained on
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Work:
+    """How every client of a run works."""
+
+    epochs: int
+    batch: int
+    memory_batch: int
+    per_task: int | None = None  # samples admitted to the memory after a task; None: an equal share
+    policy: str = "fifo"
+    hold_back: bool = False
+    walk: str = "task"  # the samples an epoch walks: "task", or "seen" for all tasks so far
+
+
+@dataclass(frozen=True)
+class Round:
+    """One client's part in one global round."""
+
+    position: int
+    index: int  # rounds that have passed at this position
+    first: bool  # the first (last) one at this position in which the client takes part
+    last: bool
+    samples: Ints  # what an epoch walks
+    batch: Ints  # [step, batch]
+    memory: Ints  # [step, memory batch]
+    epoch: Ints  # [step]
+    key: Ints  # [step]: for dropout
+
+
+class Plan:
+    """One client's whole run."""
+
+    def __init__(self, stream: Stream, column: int, capacity: int, work: Work) -> None:
+        client = stream.clients[column]
+        self.name = client.name
+        self.seed = stream.seed
+        self.work = work
+        self.capacity = capacity
+        self.position = stream.position[:, column]
+        self.active = stream.active[:, column].astype(bool)
+
+        sizes = [len(task.train) for task in client.tasks]
+        self.rows: Ints = np.concatenate([task.train for task in client.tasks])  # sample number -> row of the data set
+        self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> position
+        self.test: list[Ints] = [task.test for task in client.tasks]
+        self.blocks: Bools = np.zeros((stream.tasks, stream.classes), bool)
+        self.seen: Bools = np.zeros((stream.tasks, stream.classes), bool)  # at a position: classes met so far
+        self._rounds = [np.flatnonzero(self.position == p) for p in range(len(sizes))]
+        self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
+        for p, task in enumerate(client.tasks):
+            self.blocks[p, list(task.block)] = True
+            if self.trained[p]:
+                self.seen[p:, list(task.classes)] = True
+
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.held_back: list[Ints] = []
+        self.samples: list[Ints] = []  # by position, what may be trained on
+        self.memory: list[Ints] = []  # by position, the memory while that task is trained: nothing of the task itself
+        self.memory_after: list[Ints] = []
+        admit = admitted_per_task(capacity, len(sizes), work.per_task)
+        store: Ints = np.zeros(0, np.int64)
+        for p, size in enumerate(sizes):
+            order = starts[p] + draws.permutation(size, self.seed, "hold-back", self.name, p)
+            spare = min(max(1, int(HOLD_BACK * size)), size - 1) if work.hold_back else 0
+            self.held_back.append(np.sort(order[:spare]))
+            self.samples.append(np.sort(order[spare:]))
+            self.memory.append(store)
+            if self.trained[p]:
+                mine = self.samples[p]
+                shuffled = mine[draws.permutation(len(mine), self.seed, "memory", self.name, p)]
+                store = POLICIES[work.policy](store, shuffled, admit, capacity)
+            self.memory_after.append(store)
+
+    @property
+    def tasks(self) -> int:
+        return len(self.samples)
+
+    def ends(self, g: int) -> int | None:
+        """The position whose task ends for this client with global round g, if it ever worked on it."""
+        p = int(self.position[g])
+        return p if p >= 0 and g == self._rounds[p][-1] and self.trained[p] else None
+
+    def last_round(self, p: int) -> Round:
+        """The client's part in the last round at a position that it has trained on."""
+        rounds = self._rounds[p]
+        last = self.round(int(rounds[self.active[rounds]][-1]))
+        assert last is not None
+        return last
+
+    def round(self, g: int) -> Round | None:
+        """The client's part in global round g; None when it sits out."""
+        p = int(self.position[g])
+        if p < 0 or not self.active[g]:
+            return None
+        index = int(np.searchsorted(self._rounds[p], g))
+        mine = self._rounds[p][self.active[self._rounds[p]]]
+        key = (self.seed, self.name, p, index)
+
+        walked = [p] if self.work.walk == "task" else [q for q in range(p + 1) if self.trained[q]]
+        samples = np.concatenate([self.samples[q] for q in walked])
+        steps = -(-len(samples) // self.work.batch)
+        size = min(self.work.batch, len(samples))
+        batch = np.full((self.work.epochs, steps * size), -1, np.int64)
+        for epoch in range(self.work.epochs):
+            batch[epoch, : len(samples)] = samples[draws.permutation(len(samples), "shuffle", *key, epoch)]
+        batch = batch.reshape(self.work.epochs * steps, size)
+
+        return Round(
+            position=p,
+            index=index,
+            first=g == mine[0],
+            last=g == mine[-1],
+            samples=samples,
+            batch=batch,
+            memory=self._memory_batches(p, len(batch), key),
+            epoch=np.repeat(np.arange(self.work.epochs), steps),
+            key=draws.seed62("dropout", *key) + np.arange(len(batch), dtype=np.int64),
+        )
+
+    def _memory_batches(self, p: int, steps: int, key: tuple[draws.Key, ...]) -> Ints:
+        """For each step a random batch of the memory without replacement; all of it, if it is small enough."""
+        store = self.memory[p]
+        if len(store) <= self.work.memory_batch:
+            return np.tile(store, (steps, 1))
+        order = np.argsort(draws.uniforms((steps, len(store)), "memory-batch", *key), axis=1, kind="stable")
+        return store[order[:, : self.work.memory_batch]]

@@ -1,0 +1,183 @@
+"""A finished run: its numbers, and its directory on disk."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmes import metrics
+from fedmes.config import Config
+from fedmes.errors import UserError
+from fedmes.metrics import Floats
+
+ROUND_COLUMNS = (
+    "seed", "task", "round", "client", "loss", "lambda", "rule2", "distance",
+    "up_bytes", "down_bytes", "seconds", "left_out",
+)  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What a run measured. `acc` and its kin are [seed, client, t, i]."""
+
+    config: Config
+    split_sha256: str
+    parameters: int
+    accuracy: dict[str, Floats]  # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
+    communication: dict[str, int]
+    seconds: dict[str, float]
+    memory_share: float  # of the training samples met, how many the memory held at the end
+    rounds: list[dict[str, Any]] = field(repr=False, default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    directory: Path | None = None
+
+    @property
+    def acc(self) -> Floats:
+        return self.accuracy["acc"]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "oblivious": metrics.summary(self.accuracy["acc"]),
+            "masked": metrics.summary(self.accuracy["acc_masked"]),
+        }
+
+    @property
+    def metrics_nolip(self) -> dict[str, Any] | None:
+        if "acc_nolip" not in self.accuracy:
+            return None
+        return {
+            "oblivious": metrics.summary(self.accuracy["acc_nolip"]),
+            "masked": metrics.summary(self.accuracy["acc_masked_nolip"]),
+        }
+
+    @property
+    def left_out(self) -> int:
+        return sum(row["left_out"] for row in self.rounds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of `result.json`."""
+        config = self.config
+        content = {
+            "benchmark": config.benchmark,
+            "method": config.method,
+            "model": config.model.name,
+            "clients": config.clients,
+            "tasks": config.tasks,
+            "rounds": config.rounds,
+            "epochs": config.epochs,
+            "seeds": config.seeds,
+            "engine": config.engine.name,
+            "device": config.device,
+            "precision": config.engine.precision,
+            "split_sha256": self.split_sha256,
+            "parameters": self.parameters,
+            "memory_share": self.memory_share,
+            "left_out": self.left_out,
+            "notes": self.notes,
+            "metrics": self.metrics,
+        }
+        if (nolip := self.metrics_nolip) is not None:
+            content["metrics_nolip"] = nolip
+        return content | {"communication": self.communication, "seconds": self.seconds}
+
+    def write(self, directory: Path) -> None:
+        """The files beside the models; `result.json` comes last and marks the run as finished."""
+        with (directory / "rounds.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ROUND_COLUMNS, restval="")
+            writer.writeheader()
+            writer.writerows(self.rounds)
+        with (directory / "accuracy.npz").open("wb") as file:
+            np.savez_compressed(file, **self.accuracy)  # type: ignore[arg-type]
+        replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
+        self.directory = directory
+
+
+def load(directory: Path) -> Result:
+    """A finished run from its directory."""
+    try:
+        content = json.loads((directory / "result.json").read_bytes())
+        with np.load(directory / "accuracy.npz", allow_pickle=False) as file:
+            accuracy = {name: file[name] for name in file.files}
+        with (directory / "rounds.csv").open(newline="") as file:
+            rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
+        config = Config.model_validate(stored_config(directory))
+        return Result(
+            config, content["split_sha256"], content["parameters"], accuracy, content["communication"],
+            content["seconds"], content["memory_share"], rounds, content["notes"], directory,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{directory}: holds no finished run ({error})") from None
+
+
+def stored_config(directory: Path) -> dict[str, Any] | None:
+    """The configuration a directory was made with; None if it holds no run."""
+    try:
+        content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    content.pop("versions", None)
+    return content
+
+
+def finished(directory: Path, config: Config) -> bool:
+    """Does the directory hold just this run, finished?"""
+    return (directory / "result.json").is_file() and stored_config(directory) == _comparable(config)
+
+
+def claim(directory: Path, config: Config, versions: Mapping[str, str]) -> None:
+    """Make the directory this run's own. One that holds anything else is refused, and nothing in it is touched."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"out: {directory} is a file")
+    if directory.is_dir() and any(directory.iterdir()):
+        stored = stored_config(directory)
+        if stored is None:
+            raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")
+        if differing := _difference(stored, _comparable(config)):
+            raise UserError(
+                f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); choose another directory"
+            )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "result.json").unlink(missing_ok=True)
+        replace_text(directory / "config.toml", config.to_toml(versions))
+    except OSError as error:
+        raise UserError(f"out: {directory} cannot be written ({error.strerror})") from None
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that nobody ever sees half of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    """The configuration as it comes back from `config.toml`."""
+    return tomllib.loads(config.to_toml({})) | {}
+
+
+def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    flat_stored, flat_new = dict(_flat(stored)), dict(_flat(new))
+    keys = sorted(flat_stored.keys() | flat_new.keys())
+    return [
+        f"{key}: {flat_stored.get(key)} there, {flat_new.get(key)} here"
+        for key in keys
+        if flat_stored.get(key) != flat_new.get(key)
+    ]
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

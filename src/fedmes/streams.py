@@ -1,0 +1,257 @@
+"""Who has which images of which task, and when: the part of an experiment that is data.
+
+A stream is made once per seed, before anything is trained and whatever the method. It is saved as one JSON file whose
+SHA-256 is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmes import draws
+from fedmes.draws import Ints
+from fedmes.errors import UserError
+
+FORMAT = "fedmes-stream-1"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's share of one task."""
+
+    name: str
+    block: tuple[int, ...]  # the classes among which the masked score chooses
+    classes: tuple[int, ...]  # the classes this client has
+    train: Ints  # rows of the data set
+    test: Ints
+
+
+@dataclass(frozen=True)
+class Client:
+    name: str
+    tasks: tuple[Task, ...]  # in the client's own order
+
+
+@dataclass(frozen=True)
+class Stream:
+    seed: int
+    classes: int  # of the whole data set
+    clients: tuple[Client, ...]
+    position: Ints  # [round, client]: which of its tasks a client works on; -1: none
+    active: Ints  # [round, client]: 1 where the client takes part
+    notes: tuple[str, ...] = ()  # what was not as asked, such as images held by two clients
+
+    @property
+    def tasks(self) -> int:
+        return max(len(client.tasks) for client in self.clients)
+
+    def to_bytes(self) -> bytes:
+        clients = [
+            {
+                "name": client.name,
+                "tasks": [
+                    {
+                        "name": task.name,
+                        "block": list(task.block),
+                        "classes": list(task.classes),
+                        "train": task.train.tolist(),
+                        "test": task.test.tolist(),
+                    }
+                    for task in client.tasks
+                ],
+            }
+            for client in self.clients
+        ]
+        content = {
+            "format": FORMAT,
+            "seed": self.seed,
+            "classes": self.classes,
+            "clients": clients,
+            "position": self.position.tolist(),
+            "active": self.active.tolist(),
+            "notes": list(self.notes),
+        }
+        return (json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(self.to_bytes())
+
+    @staticmethod
+    def load(path: Path) -> Stream:
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
+            clients = tuple(
+                Client(str(client["name"]), tuple(_task(task) for task in client["tasks"]))
+                for client in content["clients"]
+            )
+            stream = Stream(
+                int(content["seed"]),
+                int(content["classes"]),
+                clients,
+                np.array(content["position"], np.int64),
+                np.array(content["active"], np.int64),
+                tuple(map(str, content["notes"])),
+            )
+            _check(stream)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise UserError(f"{path}: not a split file of this program ({error})") from None
+        return stream
+
+
+def _task(content: dict[str, Any]) -> Task:
+    return Task(
+        str(content["name"]),
+        tuple(map(int, content["block"])),
+        tuple(map(int, content["classes"])),
+        np.array(content["train"], np.int64),
+        np.array(content["test"], np.int64),
+    )
+
+
+def _check(stream: Stream) -> None:
+    """What a file must satisfy before an engine may index with it."""
+    shape = stream.position.shape
+    if not stream.clients or len(shape) != 2 or shape[1] != len(stream.clients) or shape != stream.active.shape:
+        raise ValueError("the schedule does not fit the clients")
+    for column, client in enumerate(stream.clients):
+        position = stream.position[:, column]
+        if not client.tasks or position.min() < -1 or position.max() >= len(client.tasks):
+            raise ValueError(f"the schedule of client {client.name} names a task it does not have")
+        for task in client.tasks:
+            if not set(task.classes) <= set(task.block) or not set(task.block) <= set(range(stream.classes)):
+                raise ValueError(f"client {client.name}, task {task.name}: classes outside the block")
+            if min(task.train.ndim, task.test.ndim) != 1 or not len(task.train) or not len(task.test):
+                raise ValueError(f"client {client.name}, task {task.name}: no training or no test images")
+            if min(task.train.min(), task.test.min()) < 0:
+                raise ValueError(f"client {client.name}, task {task.name}: a negative row")
+
+
+def lockstep(task_counts: Sequence[int], rounds: int) -> Ints:
+    """Everybody moves through its tasks in step, `rounds` rounds each; who has no task left is idle."""
+    steps = np.repeat(np.arange(max(task_counts)), rounds)[:, None]
+    return np.where(steps < np.array(task_counts), steps, -1).astype(np.int64)
+
+
+def assemble(seed: int, classes: int, clients: Sequence[Client], rounds: int, notes: Sequence[str] = ()) -> Stream:
+    """A stream of the given clients with everybody taking part in every round."""
+    position = lockstep([len(client.tasks) for client in clients], rounds)
+    return Stream(seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes))
+
+
+def split(
+    train_labels: Ints,
+    test_labels: Ints,
+    *,
+    seed: int,
+    clients: int,
+    blocks: int,
+    tasks: int,
+    rounds: int,
+    frac: float | str,
+    cap: int | None,
+    test_frac: float,
+    classes_min: int,
+    classes_max: int,
+) -> Stream:
+    """A benchmark's stream: class blocks, own task orders, drawn classes, images shared out between holders.
+
+    Rows are those of the training labels followed by those of the test labels. Everything is drawn for all blocks
+    before the first `tasks` of each client's order are taken, so a shortened run meets the same tasks as a whole one.
+    """
+    class_count = int(train_labels.max()) + 1
+    size = class_count // blocks
+    shuffled = draws.permutation(class_count, seed, "blocks")
+    members = [tuple(sorted(shuffled[b * size : (b + 1) * size].tolist())) for b in range(blocks)]
+    notes: list[str] = []
+    orders = _orders(seed, clients, blocks, notes)
+
+    most = min(classes_max, size)
+    least = min(classes_min, most)
+    drawn: dict[tuple[int, int], tuple[int, ...]] = {}
+    holders: dict[int, list[int]] = defaultdict(list)
+    for k in range(clients):
+        for b in range(blocks):
+            count = draws.integer(least, most, seed, "class-count", k, b)
+            chosen = draws.permutation(size, seed, "classes", k, b)[:count]
+            drawn[k, b] = tuple(sorted(members[b][i] for i in chosen))
+            for label in drawn[k, b]:
+                holders[label].append(k)
+
+    shares: dict[tuple[int, int], Ints] = {}
+    test_rows: dict[int, Ints] = {}
+    for label, keepers in sorted(holders.items()):
+        shares |= _share(np.flatnonzero(train_labels == label), label, keepers, frac, seed, notes)
+        pool = np.flatnonzero(test_labels == label)
+        kept = math.ceil(test_frac * len(pool))
+        order = draws.permutation(len(pool), seed, "test", label)
+        test_rows[label] = np.sort(pool[order[:kept]]) + len(train_labels)
+
+    def task(k: int, b: int) -> Task:
+        train = np.concatenate([shares[k, label] for label in drawn[k, b]])
+        if cap is not None and len(train) > cap:
+            train = train[draws.permutation(len(train), seed, "cap", k, b)[:cap]]
+        test = np.concatenate([test_rows[label] for label in drawn[k, b]])
+        return Task(str(b), members[b], drawn[k, b], np.sort(train), np.sort(test))
+
+    people = [Client(str(k), tuple(task(k, b) for b in orders[k][:tasks])) for k in range(clients)]
+    return assemble(seed, class_count, people, rounds, notes)
+
+
+def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list[int]]:
+    """Each client's own order of the tasks; no two alike while there are enough orders."""
+    if clients > math.factorial(min(blocks, 20)):
+        notes.append(f"{clients} clients share {math.factorial(blocks)} task orders: some are alike")
+        return [draws.permutation(blocks, seed, "order", k, 0).tolist() for k in range(clients)]
+    taken: set[tuple[int, ...]] = set()
+    orders = []
+    for k in range(clients):
+        attempt = 0
+        while (order := tuple(draws.permutation(blocks, seed, "order", k, attempt).tolist())) in taken:
+            attempt += 1
+        taken.add(order)
+        orders.append(list(order))
+    return orders
+
+
+def _share(
+    pool: Ints, label: int, holders: list[int], frac: float | str, seed: int, notes: list[str]
+) -> dict[tuple[int, int], Ints]:
+    """One class's training images among the clients that hold it: disjoint while they last, then with overlap."""
+    left = pool[draws.permutation(len(pool), seed, "share", label)]
+    if frac == "holders":
+        if len(pool) >= len(holders):
+            parts = np.array_split(left, len(holders))
+            return {(k, label): part for k, part in zip(holders, parts, strict=True)}
+        amount = 1
+    else:
+        assert not isinstance(frac, str)
+        amount = min(len(pool), max(1, round(frac * len(pool)) if frac <= 1 else int(frac)))
+    shares: dict[tuple[int, int], Ints] = {}
+    late = 0
+    for k in holders:
+        own, left = left[:amount], left[amount:]
+        if len(own) < amount:
+            late += 1
+            others = np.setdiff1d(pool, own)
+            pick = draws.permutation(len(others), seed, "overlap", label, k)[: amount - len(own)]
+            own = np.concatenate([own, others[pick]])
+        shares[k, label] = own
+    if late:
+        notes.append(f"class {label}: {late} of {len(holders)} clients hold images that others hold too")
+    return shares
