@@ -93,6 +93,10 @@ class Synthetic(Section):
     noise: Annotated[float, Field(ge=0)] = 1.0
 
 
+class Comm(Section):
+    mbps: Annotated[float, Field(gt=0)] = 40.0  # each client's link, for the modelled time of communication
+
+
 class Output(Section):
     models: Literal["all", "none"] = "all"
 
@@ -123,7 +127,8 @@ class Config(Section):
     knn: KNN = KNN()
     stream: StreamOptions = StreamOptions()
     synthetic: Synthetic = Synthetic()
-    fedmes: FedmesOptions = FedmesOptions()
+    fedmes: FedmesOptions = FedmesOptions.model_validate({})
+    comm: Comm = Comm()
     output: Output = Output()
 
     @field_validator("seeds")

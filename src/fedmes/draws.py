@@ -28,7 +28,7 @@ def uniforms(shape: int | tuple[int, ...], *key: Key) -> NDArray[np.float64]:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
-    return ((z >> np.uint64(11)) * 2.0**-53).reshape(shape)
+    return ((z >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
 
 
 def permutation(n: int, *key: Key) -> Ints:

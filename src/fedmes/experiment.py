@@ -6,7 +6,8 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -136,33 +137,46 @@ def execute(prepared: Prepared, out: Path | None, on_progress: Listener | None =
     total = len(prepared.federations[0].stream.position)
     book = _Book(prepared)
     train = evaluation = 0.0
-    for g in range(total):
-        start = time.perf_counter()
-        rows = engine.round(g)
-        middle = time.perf_counter()
-        scores = engine.evaluate(g)
-        train += middle - start
-        evaluation += time.perf_counter() - middle
-        book.enter(rows, scores)
-        if on_progress is not None:
-            on_progress(book.progress(g, total))
-    _save_models(directory, prepared, engine)
-    seconds = {
-        "train": train,
-        "eval": evaluation,
-        "compile": 0.0,
-        "total": time.perf_counter() - began,
-    }
+    with _threads_for(config):
+        for g in range(total):
+            start = time.perf_counter()
+            rows = engine.round(g)
+            middle = time.perf_counter()
+            scores = engine.evaluate(g)
+            train += middle - start
+            evaluation += time.perf_counter() - middle
+            book.enter(rows, scores)
+            if on_progress is not None:
+                on_progress(book.progress(g, total))
+        _save_models(directory, prepared, engine)
+    seconds = {"train": train, "eval": evaluation, "compile": 0.0, "total": time.perf_counter() - began}
     result = book.result(seconds)
     result.write(directory)
     return result
 
 
+@contextmanager
+def _threads_for(config: Config) -> Iterator[None]:
+    """One thread for small dense networks: there are no gains from more, and on a busy machine they wait for each other
+    many times longer than they work."""
+    threads = torch.get_num_threads()
+    if config.model.name in ("linear", "mlp"):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def default_directory(config: Config) -> Path:
     """A name that says what was run, and differs where the configuration does."""
     digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
-    method = Path(config.method.rpartition(":")[0] or config.method).stem
-    return Path("runs") / f"{config.benchmark}-{method}-{digest}"
+    return Path("runs") / f"{config.benchmark}-{file_name(config.method)}-{digest}"
+
+
+def file_name(method: str) -> str:
+    """A method as a part of a path: its name, or the class name of one's own."""
+    return method.rpartition(":")[2]
 
 
 def versions() -> dict[str, str]:
@@ -255,11 +269,20 @@ class _Book:
                 "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
             },
-            seconds=seconds,
+            seconds=seconds | {"communication_modelled": self._communication_seconds()},
             memory_share=_memory_share(federations),
             rounds=[self._csv(row) for row in self.rows],
             notes=sorted({note for f in federations for note in f.stream.notes}),
         )
+
+    def _communication_seconds(self) -> float:
+        """Links work in parallel, so a round takes as long as its slowest client; down and up follow each other."""
+        slowest: dict[tuple[int, int], int] = {}
+        for row in self.rows:
+            if row.seed == 0:
+                moment = (row.position, row.index)
+                slowest[moment] = max(slowest.get(moment, 0), row.up_bytes + row.down_bytes)
+        return sum(slowest.values()) * 8 / (self.prepared.config.comm.mbps * 1e6)
 
     def _csv(self, row: RoundRow) -> dict[str, Any]:
         config = self.prepared.config

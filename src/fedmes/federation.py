@@ -36,17 +36,13 @@ class Samples:
         self.y = torch.from_numpy(dataset.y).to(device)
         self.classes = len(dataset.class_names)
         self.device, self.dtype = device, dtype
-        self._kind = {"device": device, "dtype": dtype}
 
     def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
         """Offset and divisor that normalise stored values."""
-        if normalisation is None:
-            return torch.zeros((), **self._kind), torch.ones((), **self._kind)
-        mean, std = (
-            torch.tensor(normalisation.mean, **self._kind),
-            torch.tensor(normalisation.std, **self._kind),
-        )
-        return 255 * mean, 255 * std
+        mean, std = ((0.0,), (1.0,)) if normalisation is None else (normalisation.mean, normalisation.std)
+        full = 1 if normalisation is None else 255  # float data is taken as it is
+        offset, divisor = (full * torch.tensor(v, dtype=self.dtype, device=self.device) for v in (mean, std))
+        return offset, divisor
 
     def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
         """Samples as a network sees them: [B, C, H, W] or [B, D]."""

@@ -18,7 +18,7 @@ GRID = tuple(i / 10 for i in range(11))  # the thetas that tuning chooses from
 
 
 class MemoryVote:
-    """p = theta * votes + (1 - theta) * softmax, both restricted to the scope; without a vote in scope, the network alone."""
+    """p = theta * votes + (1 - theta) * softmax, both within the scope; without a vote there, the network alone."""
 
     def __init__(self, net: Net, knn: KNN) -> None:
         self.net = net

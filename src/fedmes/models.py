@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedmes import plugins
 from fedmes.errors import UserError
@@ -132,7 +133,10 @@ def build(
     """A network with initial weights that depend on the seed alone, whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = plugins.call("model", name, factory, shape, classes, **options)
-    if not isinstance(module, nn.Module):
-        raise UserError(f"model {name}: {type(module).__name__} is not a torch.nn.Module")
-    return module
+        made: Any = plugins.call("model", name, factory, shape, classes, **options)
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model {name}: {type(made).__name__} is not a torch.nn.Module")
+        module: Any = made
+        if any(is_lazy(p) for p in made.parameters()) and hasattr(module, "features"):
+            module.head(module.features(torch.zeros(1, *shape)))  # lazy layers draw their weights now
+    return made

@@ -17,7 +17,7 @@ Tensors = dict[str, Tensor]
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a hash of a key: the same in a loop, in a stack and after a resume.
 
-    A generator inside a stacked step would serve the whole stack, and a client's numbers would depend on its neighbours.
+    A generator in a stacked step would serve the whole stack: a client's numbers would depend on its neighbours.
     """
 
     key: Tensor | None = None
@@ -67,7 +67,7 @@ class Net:
     def __init__(self, module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
         if not isinstance(getattr(module, "head", None), nn.Linear) or not callable(getattr(module, "features", None)):
             raise UserError(
-                f"model {type(module).__name__}: needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
+                f"model {type(module).__name__} needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
             )
         self.classes = classes
         self.dropouts: list[KeyedDropout] = []
@@ -77,7 +77,6 @@ class Net:
         self.initial: Tensors = {
             name.removeprefix("module."): p.detach().clone() for name, p in self.parts.named_parameters()
         }
-        self.head_names = {f"head.{name}" for name, _ in module.head.named_parameters()}
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Net:
         self.parts.to(device, dtype)  # for buffers; parameters are always passed in

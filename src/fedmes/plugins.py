@@ -33,7 +33,7 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
         raise UserError(f"{kind} '{name}': importing {file} failed: {type(error).__name__}: {error}") from error
     if not callable(found := getattr(module, attribute, None)):
         raise UserError(f"{kind} '{name}': {file} defines no class or function {attribute}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def reference(thing: Callable[..., Any]) -> str:

@@ -197,10 +197,10 @@ def _read_images(paths: list[Path], size: int | None) -> NDArray[np.uint8]:
     for path in paths:
         try:
             with Image.open(path) as image:
-                image = image.convert("L" if image.mode in ("1", "L") else "RGB")
-                if size is not None and image.size != (size, size):
-                    image = image.resize((size, size), Image.Resampling.BILINEAR)
-                images.append(image)
+                picture = image.convert("L" if image.mode in ("1", "L") else "RGB")
+                if size is not None and picture.size != (size, size):
+                    picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+                images.append(picture)
         except (
             OSError,
             UnidentifiedImageError,
@@ -212,7 +212,7 @@ def _read_images(paths: list[Path], size: int | None) -> NDArray[np.uint8]:
         if images[-1].size != images[0].size:
             sizes = [f"{i.width}x{i.height}" for i in (images[0], images[-1])]
             raise UserError(
-                f"{path} is {sizes[1]} pixels, {paths[0].name} is {sizes[0]}; set data.image_size to bring all to one size"
+                f"{path} is {sizes[1]} pixels, {paths[0].name} is {sizes[0]}; set data.image_size to resize them all"
             )
     mode = "L" if all(image.mode == "L" for image in images) else "RGB"
     x = np.stack([np.asarray(image.convert(mode), np.uint8) for image in images])

@@ -20,7 +20,7 @@ _CLASSES = {"fedavg": "fedmes.methods.fedavg:FedAvg", "fedmes": "fedmes.methods.
 def _lazy(target: str) -> Callable[..., Any]:
     def make(*arguments: Any) -> Method:
         module, _, name = target.partition(":")
-        return getattr(importlib.import_module(module), name)(*arguments)  # type: ignore[no-any-return]
+        return getattr(importlib.import_module(module), name)(*arguments)
 
     return make
 

@@ -58,7 +58,7 @@ class FedAvg(Method):
         def loss(params: Tensors) -> Tensor:
             return cross_entropy(self.net.logits(params, batch.x, key), batch.y, batch.mask, batch.scope)
 
-        return grad_and_value(loss)(params)  # type: ignore[no-any-return]
+        return grad_and_value(loss)(params)
 
     def descend(self, st: Tensors, direction: Tensors, loss: Tensor, me: Me) -> Tensors:
         """An optimizer step against the direction, with its entry in the books."""

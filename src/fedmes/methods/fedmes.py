@@ -85,7 +85,7 @@ def correct(w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor)
     """The direction of one step, and whether it is rule 2's.
 
     Rule 1, while g does not point against the memory's gradient gm: g + lambda (w - received).
-    Rule 2 otherwise: g without its part along gm. A memory that is empty or perfectly learned (gm = 0) constrains nothing.
+    Rule 2 otherwise: g without its part along gm. A memory that is empty or fully learned (gm = 0) constrains nothing.
     """
     inner, square = dot(g, gm), dot(gm, gm)
     violated = (inner < 0) & (square >= 1e-12)

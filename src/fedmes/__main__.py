@@ -1,0 +1,3 @@
+from fedmes.cli import main
+
+main()

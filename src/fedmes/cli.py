@@ -1,0 +1,234 @@
+"""The command line. torch is imported only by commands that need it, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedmes import __version__
+from fedmes.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+    from fedmes.experiment import Progress
+
+app = typer.Typer(
+    help="Personalised federated continual learning: FedMeS and its neighbours.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="options in a file")]
+Benchmark = Annotated[str | None, typer.Option(help="see `fedmes list benchmarks`")]
+Method = Annotated[str | None, typer.Option(help="see `fedmes list methods`; or path/to/file.py:Name")]
+Model = Annotated[str | None, typer.Option(help="see `fedmes list models`; or auto, or path/to/file.py:Name")]
+Clients = Annotated[int | None, typer.Option(help="number of clients")]
+Tasks = Annotated[int | None, typer.Option(help="take the first T tasks of each client's order")]
+Rounds = Annotated[int | None, typer.Option(help="communication rounds a task")]
+Epochs = Annotated[int | None, typer.Option(help="local epochs a round")]
+Batch = Annotated[int | None, typer.Option(help="mini-batch size")]
+Memory = Annotated[str | None, typer.Option(metavar="M|M1,M2,...", help="samples each client may keep")]
+Seeds = Annotated[str | None, typer.Option(metavar="S1,S2,...", help="one training for each seed")]
+Engine = Annotated[str | None, typer.Option(help="auto or loop")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
+Data = Annotated[str | None, typer.Option(metavar="FILE.npz|DIR", help="own data instead of a benchmark")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any other option, see the README")
+]
+Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="where the result goes; left out: a new folder under runs/")
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog="Example: fedmes run --benchmark split-digits --method fedmes --memory 20 --seeds 0,1,2")
+def run(
+    config_file: ConfigFile = None,
+    benchmark: Benchmark = None,
+    method: Method = None,
+    model: Model = None,
+    clients: Clients = None,
+    tasks: Tasks = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    memory: Memory = None,
+    seeds: Seeds = None,
+    engine: Engine = None,
+    device: Device = None,
+    data: Data = None,
+    settings: Settings = None,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
+    config = _config(locals())
+    from fedmes import experiment, tables
+
+    with _progress(quiet, config.method) as listener:
+        result = experiment.execute(experiment.prepare(config), out, listener)
+    if quiet:
+        print(result.directory)
+    else:
+        Console().print(tables.run_report(result))
+
+
+@app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
+def compare(
+    config_file: ConfigFile = None,
+    methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="the methods to compare")] = "all",
+    benchmark: Benchmark = None,
+    model: Model = None,
+    clients: Clients = None,
+    tasks: Tasks = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    memory: Memory = None,
+    seeds: Seeds = None,
+    engine: Engine = None,
+    device: Device = None,
+    data: Data = None,
+    settings: Settings = None,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods on the same splits and initial weights: one table; finished ones are reused."""
+    config = _config(locals())
+    from fedmes import experiment, results, tables
+    from fedmes.methods import METHODS
+
+    names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
+    prepared = [experiment.prepare(config.with_({"method": name})) for name in names]
+    directory = out or experiment.default_directory(config.with_({"method": "compare"}))
+    found = []
+    for one in prepared:
+        place = directory / experiment.file_name(one.config.method)
+        if results.finished(place, one.config):
+            found.append(results.load(place))
+            continue
+        with _progress(quiet, one.config.method) as listener:
+            found.append(experiment.execute(one, place, listener))
+    if quiet:
+        print(directory)
+    else:
+        console = Console()
+        console.print(tables.comparison(found))
+        console.print(f"\nresults: {directory}", highlight=False)
+
+
+@app.command("list", epilog="Example: fedmes list methods")
+def list_names(kind: Annotated[str | None, typer.Argument(metavar="[methods|benchmarks|models]")] = None) -> None:
+    """Show the methods, benchmarks and models there are."""
+    kinds: dict[str, Callable[[], dict[str, str]]] = {
+        "methods": _method_summaries,
+        "benchmarks": _benchmark_summaries,
+        "models": _model_summaries,
+    }
+    if kind is not None and kind not in kinds:
+        raise unknown("kind", kind, kinds)
+    console = Console()
+    for name in [kind] if kind else list(kinds):
+        if kind is None:
+            console.print(f"[bold]{name}[/bold]")
+        for item, summary in kinds[name]().items():
+            console.print(f"{item:<14} {summary}", highlight=False, soft_wrap=True)
+
+
+def _method_summaries() -> dict[str, str]:
+    from fedmes.methods import SUMMARY
+
+    return SUMMARY
+
+
+def _benchmark_summaries() -> dict[str, str]:
+    from fedmes.benchmarks import BENCHMARKS
+
+    return {name: benchmark.summary for name, benchmark in BENCHMARKS.items()}
+
+
+def _model_summaries() -> dict[str, str]:
+    from fedmes.models import MODELS
+
+    return {name: (model.__doc__ or "").splitlines()[0] for name, model in MODELS.items()}
+
+
+def _config(given: dict[str, Any]) -> Config:
+    """The configuration from a command's options."""
+    from fedmes import config
+
+    plain = ("benchmark", "method", "model", "clients", "tasks", "rounds", "epochs", "batch", "engine", "device")
+    options = {name: given[name] for name in plain if given.get(name) is not None}
+    if given["data"] is not None:
+        options["data.path"] = given["data"]
+    if given["memory"] is not None:
+        sizes = _numbers("memory", given["memory"])
+        options["memory.size"] = sizes[0] if len(sizes) == 1 else sizes
+    if given["seeds"] is not None:
+        options["seeds"] = _numbers("seeds", given["seeds"])
+    for setting in given["settings"] or []:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise UserError(f"--set {setting}: write it as key=value")
+        options[key.strip()] = config.parse_value(value.strip())
+    return config.load(given["config_file"], options)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--{name}: whole numbers separated by commas are needed, not '{text}'") from None
+
+
+@contextmanager
+def _progress(quiet: bool, title: str) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        line = bar.add_task(title, total=None, status="preparing")
+
+        def listener(now: Progress) -> None:
+            accuracy = "" if now.accuracy is None else f", accuracy so far {now.accuracy:.3f}"
+            status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}{accuracy}"
+            bar.update(line, total=now.rounds_total, completed=now.rounds_done, status=status)
+
+        yield listener
+
+
+def main() -> None:
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

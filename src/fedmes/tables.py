@@ -1,0 +1,124 @@
+"""What a run looks like on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedmes import metrics
+from fedmes.results import Result
+
+SCORES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
+NUMBERS = {"acc_all": "Acc_ALL", "fr": "FR", "acc_final": "final acc", "fr_final": "final FR"}
+
+
+def variants(result: Result) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The ways this run predicts: accuracy suffix -> (name, metrics)."""
+    if result.metrics_nolip is None:
+        return {"": ("network", result.metrics)}
+    return {"": ("network + memory", result.metrics), "_nolip": ("network alone", result.metrics_nolip)}
+
+
+def run_report(result: Result) -> RenderableType:
+    """The final word of `fedmes run`."""
+    config = result.config
+    head = Text.assemble(
+        (f"{config.method}", "bold"),
+        f" on {config.benchmark}: {config.model.name} ({result.parameters:,} parameters), {config.clients} clients, "
+        f"{config.tasks} tasks x {config.rounds} rounds x {config.epochs} epochs, "
+        f"seed{'s' if len(config.seeds) > 1 else ''} {','.join(map(str, config.seeds))}, "
+        f"{config.engine.name} engine on {config.device}",
+    )
+    return Group(head, Text(), _scores(result), Text(), _by_task(result), Text(), *_footer(result))
+
+
+def _scores(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in NUMBERS.values():
+        table.add_column(name, justify="right")
+    for score, title in SCORES.items():
+        table.add_row(Text(title, style="italic"))
+        for name, numbers in variants(result).values():
+            table.add_row(f"  {name}", *(_number(numbers[score][key]) for key in NUMBERS))
+    return table
+
+
+def _by_task(result: Result) -> Table:
+    """Forgetting to the naked eye: each task when it was just learned, and at the end."""
+    tasks = range(min(result.config.tasks, 12))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("accuracy by task, no task id")
+    for task in tasks:
+        table.add_column(str(task + 1), justify="right")
+    for suffix, (name, _) in variants(result).items():
+        learned, kept = metrics.learned_and_kept(result.accuracy[f"acc{suffix}"])
+        table.add_row(f"  {name}, just learned", *(_plain(learned[task]) for task in tasks))
+        table.add_row(f"  {name}, after the last task", *(_plain(kept[task]) for task in tasks))
+    return table
+
+
+def _footer(result: Result) -> list[Text]:
+    config, seconds = result.config, result.seconds
+    size = config.memory.size
+    each = f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
+    lines = [
+        f"memory: {each}, at most {result.memory_share:.0%} of the training samples it has met",
+        f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down (all clients, one seed)",
+        f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f})",
+    ]
+    if result.left_out:
+        lines.append(f"left out: {result.left_out} updates that were not finite (rounds.csv says whose)")
+    lines += [f"note: {note}" for note in result.notes[:3]]
+    if len(result.notes) > 3:
+        lines.append(f"note: {len(result.notes) - 3} more such notes in result.json")
+    if result.directory is not None:
+        lines.append(f"result: {result.directory}")
+    return [Text(line) for line in lines]
+
+
+def comparison(results: Sequence[Result]) -> Table:
+    """One row a method and way of predicting; the best of each column is bold."""
+    rows = []
+    for result in results:
+        for suffix, (name, numbers) in variants(result).items():
+            label = result.config.method + (f" ({name})" if result.metrics_nolip else "")
+            cost = [_megabytes(result, "up"), _megabytes(result, "down"), f"{result.seconds['total']:.1f}"]
+            rows.append((label, numbers, cost if not suffix else ["", "", ""]))
+    columns = [(score, key) for score in SCORES for key in ("acc_all", "fr", "acc_final")]
+    best = {}
+    for score, key in columns:
+        means = [numbers[score][key]["mean"] for _, numbers, _ in rows if numbers[score][key]["mean"] is not None]
+        best[score, key] = (min if key == "fr" else max)(means, default=None)
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    for score, key in columns:
+        table.add_column(f"{score}\n{NUMBERS[key]}", justify="right")
+    for name in ("MB\nup", "MB\ndown", "\nseconds"):
+        table.add_column(name, justify="right")
+    for label, numbers, cost in rows:
+        cells = []
+        for column in columns:
+            number = numbers[column[0]][column[1]]
+            winner = number["mean"] is not None and number["mean"] == best[column]
+            cells.append(Text(_number(number), style="bold" if winner else ""))
+        table.add_row(label, *cells, *cost)
+    return table
+
+
+def _number(value: dict[str, float | None]) -> str:
+    mean, std = value["mean"], value["std"]
+    return _plain(mean) + (f" ± {std:.3f}" if std else "")
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.3f}"
+
+
+def _megabytes(result: Result, way: str) -> str:
+    return f"{result.communication[f'{way}_bytes'] / 1e6:.1f}"

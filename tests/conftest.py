@@ -1,0 +1,34 @@
+import os
+
+# One thread: tiny tensors gain nothing from more, and results do not depend on who else uses the machine.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def own_npz(tmp_path):
+    """A small own data set of vectors: client a has three tasks, client b two; 2 classes each."""
+    rng = np.random.RandomState(0)
+    rows = []
+    for client, tasks in (("a", 3), ("b", 2)):
+        for task in range(tasks):
+            for split, count in ((0, 6), (1, 3)):
+                for label in (2 * task, 2 * task + 1):
+                    rows += [(client, task, split, label)] * count
+    y = np.array([row[3] for row in rows])
+    x = (np.eye(6)[y] * 2 + rng.randn(len(rows), 6)).astype(np.float32)
+    path = tmp_path / "own.npz"
+    np.savez(
+        path,
+        x=x,
+        y=y,
+        client=np.array([row[0] for row in rows]),
+        task=np.array([row[1] for row in rows]),
+        split=np.array([row[2] for row in rows]),
+    )
+    return path

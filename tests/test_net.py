@@ -1,0 +1,581 @@
+"""Networks as pure functions, the built-in ones and the user's own."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from fedmes import models, plugins
+from fedmes.errors import UserError
+from fedmes.models import MODELS
+from fedmes.net import KeyedDropout, Net, hashed_uniforms
+
+RGB, GREY = (3, 32, 32), (1, 28, 28)
+
+
+def build(name, shape, classes, seed=0, **options):
+    return models.build(MODELS[name], name, shape, classes, seed, **options)
+
+
+def samples(count, *shape, seed=1, dtype=torch.float32):
+    return torch.randn((count, *shape), generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def key(number):
+    return torch.tensor(number, dtype=torch.int64)
+
+
+class Own(nn.Module):
+    """A user's module with the two things that are needed, around any body."""
+
+    def __init__(self, body=None, width=6, inputs=5, classes=3):
+        super().__init__()
+        self.body = body or nn.Sequential(nn.Linear(inputs, width), nn.Tanh())
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x):
+        return self.body(x)
+
+
+def own(body=None, **options):
+    torch.manual_seed(3)
+    return Own(body, **options)
+
+
+# --- built-in networks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("cnn6", RGB, 100, 2_487_684),
+        ("cnn6", RGB, 550, 2_948_934),
+        ("cnn6", RGB, 50, 2_436_434),
+        ("cnn2", GREY, 60, 1_689_020),
+        ("mlp", (1, 8, 8), 10, 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10),
+        ("mlp", (20,), 4, 20 * 256 + 256 + 256 * 256 + 256 + 256 * 4 + 4),
+        ("linear", (1, 8, 8), 10, 650),
+        ("linear", (7,), 2, 16),
+    ],
+)
+def test_parameter_counts(name, shape, classes, count):
+    module = build(name, shape, classes)
+    assert sum(p.numel() for p in module.parameters()) == count
+    assert Net(module, shape, classes).parameter_count == count
+
+
+def test_parameter_counts_with_other_widths():
+    assert Net(build("cnn6", RGB, 100, width=256), RGB, 100).parameter_count == 837_252
+    assert Net(build("cnn2", GREY, 60, width=2048), GREY, 60).parameter_count == 6_599_612
+    assert Net(build("mlp", (4,), 2, width=3), (4,), 2).parameter_count == 15 + 12 + 8
+
+
+def test_mlp_has_two_hidden_layers_of_256():
+    layers = [m for m in build("mlp", (1, 8, 8), 10).modules() if isinstance(m, nn.Linear)]
+    assert [(m.in_features, m.out_features) for m in layers] == [(64, 256), (256, 256), (256, 10)]
+
+
+BUILT_IN = [
+    ("linear", (1, 8, 8), 64, 64),
+    ("mlp", (1, 8, 8), 256, 256),
+    ("cnn2", GREY, 512, 3136),
+    ("cnn6", RGB, 1024, 2048),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "width", "_conv"), BUILT_IN)
+def test_head_features_and_embedding_of_built_in_networks(name, shape, width, _conv):
+    module = build(name, shape, 7).eval()
+    net, x = Net(module, shape, 7), samples(4, *shape)
+    with torch.no_grad():
+        features = module.features(x)
+        assert isinstance(module.head, nn.Linear)
+        assert (module.head.in_features, module.head.out_features) == (width, 7)
+        assert features.shape == (4, width)
+        assert torch.equal(module.embed(x), features)
+        assert torch.equal(net.embedding(net.initial, x), features)
+        assert torch.equal(net.logits(net.initial, x), module.head(features))
+
+
+@pytest.mark.parametrize(("name", "shape", "_width", "conv"), BUILT_IN[2:])
+def test_neighbours_can_be_sought_in_the_last_convolution(name, shape, _width, conv):
+    module = build(name, shape, 7, features="conv").eval()
+    net, x = Net(module, shape, 7), samples(3, *shape)
+    with torch.no_grad():
+        logits, embedding = net.logits_and_embedding(net.initial, x)
+        assert embedding.shape == (3, conv)
+        assert torch.equal(embedding, module.conv(x).flatten(1))
+        assert torch.equal(net.embedding(net.initial, x), embedding)
+        assert torch.equal(logits, module.head(module.features(x)))
+        plain = Net(build(name, shape, 7), shape, 7)
+        assert torch.equal(plain.logits(plain.initial, x), logits)
+
+
+@pytest.mark.parametrize("name", ["cnn2", "cnn6"])
+def test_convolutions_need_images(name):
+    for shape in ((64,), (1, 3, 3)):
+        with pytest.raises(UserError, match=f"model {name} needs images of at least .* use --model mlp"):
+            build(name, shape, 5)
+
+
+def test_odd_image_sizes():
+    for name, shape, flat in (("cnn6", (1, 17, 9), 128 * 2 * 1), ("cnn2", (2, 7, 30), 64 * 1 * 7)):
+        module = build(name, shape, 5, features="conv")
+        net = Net(module, shape, 5)
+        assert net.embedding(net.initial, samples(2, *shape)).shape == (2, flat)
+
+
+def test_an_option_that_a_model_does_not_take():
+    with pytest.raises(UserError, match="model linear has no option 'width'"):
+        build("linear", (4,), 2, width=3)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    torch.manual_seed(5)
+    first = build("mlp", (6,), 3, seed=11).state_dict()
+    torch.randn(17)
+    again, other = build("mlp", (6,), 3, seed=11).state_dict(), build("mlp", (6,), 3, seed=12).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_building_does_not_disturb_torchs_generator():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    Net(build("mlp", (6,), 3, seed=11, dropout=0.5), (6,), 3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_factory_that_makes_no_module():
+    with pytest.raises(UserError, match="model odd: dict is not a"):
+        models.build(lambda shape, classes: {}, "odd", (4,), 2, 0)
+
+
+# --- pure functions ------------------------------------------------------------------------------------------------
+
+
+def test_logits_are_a_function_of_the_parameters_passed_in():
+    net, x = Net(own(), (5,), 3), samples(4, 5)
+    doubled = {name: 2 * p for name, p in net.initial.items()}
+    body, head = net.initial, net.initial["head.bias"]
+    expected = torch.tanh(x @ (2 * body["body.0.weight"]).T + 2 * body["body.0.bias"])
+    expected = expected @ (2 * body["head.weight"]).T + 2 * head
+    torch.testing.assert_close(net.logits(doubled, x), expected)
+    torch.testing.assert_close(net.logits(net.initial, x), net.parts.module.head(net.parts.module.features(x)))
+
+
+def test_initial_is_a_copy():
+    module = own()
+    net = Net(module, (5,), 3)
+    kept = net.initial["head.weight"].clone()
+    with torch.no_grad():
+        module.head.weight.zero_()
+    assert torch.equal(net.initial["head.weight"], kept)
+    assert set(net.initial) == {name for name, _ in module.named_parameters()}
+    assert not any(p.requires_grad for p in net.initial.values())
+
+
+def test_logits_and_embedding_agree_with_each_alone():
+    net, x = Net(own(), (5,), 3), samples(4, 5)
+    logits, embedding = net.logits_and_embedding(net.initial, x)
+    assert torch.equal(logits, net.logits(net.initial, x))
+    assert torch.equal(embedding, net.embedding(net.initial, x))
+
+
+def test_double_precision():
+    net = Net(own(nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6))), (5,), 3).to(torch.device("cpu"), torch.float64)
+    params = {name: p.double() for name, p in net.initial.items()}
+    assert net.logits(params, samples(2, 5, dtype=torch.float64)).dtype == torch.float64
+
+
+# --- the user's own module -----------------------------------------------------------------------------------------
+
+
+def test_head_and_features_are_enough():
+    module = own()
+    net, x = Net(module, (5,), 3), samples(4, 5)
+    assert not hasattr(module, "embed")
+    assert torch.equal(net.logits(net.initial, x), module.head(module.features(x)))
+    assert torch.equal(net.embedding(net.initial, x), module.features(x))
+
+
+def test_an_embedding_of_ones_own_is_used_and_flattened():
+    class Embedding(Own):
+        def embed(self, x):
+            return torch.stack([x, 2 * x], dim=1) + self.head.bias[0]
+
+    net, x = Net(Embedding(), (5,), 3), samples(4, 5)
+    expected = torch.cat([x, 2 * x], dim=1)
+    params = net.initial | {"head.bias": torch.tensor([7.0, 0.0, 0.0])}
+    torch.testing.assert_close(net.embedding(params, x), expected + 7)
+    logits, embedding = net.logits_and_embedding(params, x)
+    torch.testing.assert_close(embedding, expected + 7)
+    assert torch.equal(logits, net.logits(params, x))
+
+
+BATCH_NORMS = {
+    "running statistics": nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)),
+    "no running statistics": nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False)),
+    "no affine part": nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False, track_running_stats=False)),
+    "momentum 0": nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, momentum=0.0)),
+    "in a corner": nn.Sequential(nn.Sequential(nn.Linear(5, 6), nn.Sequential(nn.BatchNorm1d(6), nn.ReLU()))),
+    "images": nn.Sequential(nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 6, (5, 1)), nn.BatchNorm2d(6), nn.Flatten()),
+    "images, no running statistics": nn.Sequential(
+        nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 6, (5, 1)), nn.BatchNorm2d(6, track_running_stats=False), nn.Flatten()
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BATCH_NORMS)
+def test_batch_statistics_are_refused_with_a_hint(case):
+    with pytest.raises(UserError) as error:
+        Net(own(BATCH_NORMS[case]), (5,), 3)
+    assert "model Own uses batch statistics" in str(error.value)
+    assert "nn.GroupNorm" in str(error.value)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 6, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def features(self, x):
+        return self.lstm(x.squeeze(1))[0][:, -1]
+
+
+class Tied(nn.Module):
+    """One matrix for two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(4, 3)
+
+    def features(self, x):
+        return self.second(torch.relu(self.first(x)))
+
+
+WORKING = {
+    "GroupNorm": (Own(nn.Sequential(nn.Conv2d(1, 6, 4), nn.GroupNorm(2, 6), nn.Flatten())), (1, 4, 4)),
+    "LayerNorm": (Own(nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.GELU())), (5,)),
+    "LSTM": (Recurrent(), (1, 3, 4)),
+    "tied weights": (Tied(), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", WORKING)
+def test_other_layers_work_alone_and_stacked(case):
+    module, shape = WORKING[case]
+    net = Net(module, shape, 3)
+    x = torch.stack([samples(4, *shape, seed=s) for s in (1, 2)])
+    assert torch.equal(net.logits(net.initial, x[0]), module.head(module.features(x[0])))
+    two = [net.initial, {name: 1.5 * p for name, p in net.initial.items()}]
+    stacked = {name: torch.stack([p[name] for p in two]) for name in net.initial}
+    slope = grad(lambda params, part: net.logits(params, part).square().sum())
+    together, apart = vmap(slope)(stacked, x), [slope(params, part) for params, part in zip(two, x, strict=True)]
+    for name, value in together.items():
+        torch.testing.assert_close(value, torch.stack([g[name] for g in apart]), rtol=1e-4, atol=1e-5)
+        assert value.abs().max() > 0
+
+
+def test_tied_weights_are_one_parameter():
+    net = Net(Tied(), (4,), 3)
+    assert set(net.initial) == {"first.weight", "first.bias", "second.bias", "head.weight", "head.bias"}
+    assert net.parameter_count == 16 + 4 + 4 + 15
+    x = samples(2, 4)
+    changed = net.initial | {"first.weight": torch.zeros(4, 4)}
+    expected = net.initial["second.bias"].expand(2, 4)  # both layers have lost their matrix
+    torch.testing.assert_close(net.embedding(changed, x), expected)
+
+
+def without(name):
+    module = own()
+    if name == "head":
+        module.last = module.head
+        del module.head
+    else:
+        module.features = None
+    return module
+
+
+def odd_head():
+    module = own()
+    module.head = nn.Sequential(nn.Linear(6, 3))
+    return module
+
+
+REFUSED = {
+    "no head": (lambda: without("head"), (5,), 3, "needs `head`"),
+    "no features": (lambda: without("features"), (5,), 3, "`features(x)`"),
+    "neither": (lambda: nn.Linear(5, 3), (5,), 3, "model Linear"),
+    "head of another kind": (odd_head, (5,), 3, "its last nn.Linear"),
+    "too few classes": (own, (5,), 4, "answers with shape (3,) a sample; 4 class scores are needed"),
+    "too many classes": (own, (5,), 2, "answers with shape (3,) a sample; 2 class scores are needed"),
+    "wrong input size": (own, (9,), 3, "model Own cannot take samples of shape (9,)"),
+    "images for vectors": (own, (1, 4, 4), 3, "cannot take samples of shape (1, 4, 4)"),
+    "features not flat": (lambda: own(nn.Linear(5, 6)), (2, 5), 3, "answers with shape (2, 3) a sample"),
+    "features of a wrong width": (lambda: own(nn.Linear(5, 4)), (5,), 3, "cannot take samples of shape (5,)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_module_that_does_not_fit_is_refused(case):
+    make, shape, classes, message = REFUSED[case]
+    with pytest.raises(UserError) as error:
+        Net(make(), shape, classes)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_module_that_asserts_its_input_shape_is_refused():
+    class Strict(Own):
+        def features(self, x):
+            assert x.ndim == 4, "images only"
+            return x
+
+    with pytest.raises(UserError, match="model Strict cannot take samples of shape"):
+        Net(Strict(), (5,), 3)
+
+
+# --- dropout -------------------------------------------------------------------------------------------------------
+
+
+def dropped(p=0.5, number=0, shape=(20, 30), whole_channels=False, salt=1):
+    layer = KeyedDropout(p, whole_channels, salt)
+    layer.key = key(number)
+    return layer(torch.ones(shape))
+
+
+def test_same_key_same_mask_other_key_other_mask():
+    assert torch.equal(dropped(number=4), dropped(number=4))
+    assert not torch.equal(dropped(number=4), dropped(number=5))
+    assert not torch.equal(dropped(number=4, salt=1), dropped(number=4, salt=2))
+
+
+def test_dropout_is_off_without_a_key():
+    module = build("mlp", (5,), 3, dropout=0.5)
+    net, plain, x = Net(module, (5,), 3), build("mlp", (5,), 3), samples(4, 5)
+    assert len(net.dropouts) == 2
+    assert torch.equal(net.logits(net.initial, x), plain.head(plain.features(x)))
+    with_key = net.logits(net.initial, x, key(1))
+    assert not torch.allclose(with_key, net.logits(net.initial, x))
+    assert torch.equal(with_key, net.logits(net.initial, x, key(1)))  # and the call in between has left no key behind
+    assert not torch.equal(with_key, net.logits(net.initial, x, key(2)))
+    assert torch.equal(net.embedding(net.initial, x), plain.features(x))
+
+
+def test_dropout_does_not_use_torchs_generator():
+    net, x = Net(build("mlp", (5,), 3, dropout=0.5), (5,), 3), samples(4, 5)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = net.logits(net.initial, x, key(1))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(net.logits(net.initial, x, key(1)), first)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.8])
+def test_dropout_drops_at_its_rate_and_scales_the_rest(p):
+    out = dropped(p, number=123456789, shape=(400, 500))
+    assert abs((out == 0).double().mean().item() - p) < 0.004  # about four standard errors
+    assert torch.equal(out[out != 0].unique(), torch.tensor([1 / (1 - p)]))
+    rows, columns = (out == 0).double().mean(1), (out == 0).double().mean(0)
+    assert max((rows - p).abs().max(), (columns - p).abs().max()) < 0.12  # no row or column is special
+
+
+def test_masks_of_neighbouring_keys_and_layers_are_independent():
+    """Steps have keys that follow each other; agreement of two masks must be that of chance, one half."""
+    masks = [dropped(number=n, shape=(300, 300), salt=s) == 0 for n, s in ((10, 1), (11, 1), (10, 2), (11, 2))]
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            assert abs((one == other).double().mean().item() - 0.5) < 0.01
+    shifted = masks[0].flatten()
+    assert abs((shifted[1:] == shifted[:-1]).double().mean().item() - 0.5) < 0.01
+
+
+def test_a_mask_does_not_depend_on_the_rows_that_follow():
+    long = dropped(number=9, shape=(50, 6, 4))
+    assert torch.equal(dropped(number=9, shape=(7, 6, 4)), long[:7])
+    assert torch.equal(dropped(number=9, shape=(1, 6, 4)), long[:1])
+
+
+def test_whole_channels_are_dropped_together():
+    out = dropped(number=3, shape=(40, 25, 3, 4), whole_channels=True)
+    per_channel = (out == 0).flatten(2).double().mean(2)
+    assert set(per_channel.unique().tolist()) == {0.0, 1.0}
+    assert abs(per_channel.mean().item() - 0.5) < 0.06
+
+
+@pytest.mark.parametrize(("kind", "whole"), [(nn.Dropout, False), (nn.Dropout1d, True), (nn.Dropout2d, True)])
+def test_torchs_dropout_layers_are_replaced(kind, whole):
+    net = Net(own(nn.Sequential(nn.Linear(5, 6), nn.Sequential(nn.Tanh(), kind(0.25)))), (5,), 3)
+    assert [(d.p, d.whole_channels) for d in net.dropouts] == [(0.25, whole)]
+    assert not any(isinstance(m, kind) for m in net.parts.modules())
+
+
+def test_dropout_of_rate_zero_is_left_out():
+    net, x = Net(own(nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.0))), (5,), 3), samples(2, 5)
+    assert net.dropouts == []
+    assert torch.equal(net.logits(net.initial, x, key(1)), net.logits(net.initial, x))
+
+
+def test_one_dropout_layer_used_in_two_places_works():
+    """A common way to write a module; both places must drop, and it is no batch statistic."""
+    drop = nn.Dropout(0.5)
+    net = Net(own(nn.Sequential(nn.Linear(5, 6), drop, nn.Linear(6, 6), drop)), (5,), 3)
+    assert not any(isinstance(m, nn.Dropout) for m in net.parts.modules())
+    x = samples(40, 5)
+    assert ((net._call(net.initial, x, ("embedding",), key(1))[0] == 0).double().mean() - 0.5).abs() < 0.12
+
+
+def test_hashed_uniforms():
+    u = hashed_uniforms(key(7), (300, 300))
+    assert u.dtype == torch.float32
+    assert 0 <= u.min() < 0.001
+    assert 0.999 < u.max() < 1
+    assert abs(u.double().mean().item() - 0.5) < 0.005
+    assert abs(u.double().var().item() - 1 / 12) < 0.002
+    assert torch.equal(u, hashed_uniforms(key(7), (90000,)).reshape(300, 300))
+
+
+def test_hashed_uniforms_are_frozen():
+    """A resumed run must draw what the first part would have drawn."""
+    drawn = (hashed_uniforms(key(2**61 + 12345), (4,)) * 2**24).long().tolist()
+    assert drawn == [3951998, 6263902, 13469067, 9993563]
+
+
+def test_dropout_under_vmap_equals_the_loop():
+    keys = torch.tensor([5, 6, 2**62 + 1])
+    together = vmap(lambda k: hashed_uniforms(k, (8, 9)))(keys)
+    apart = torch.stack([hashed_uniforms(k, (8, 9)) for k in keys])
+    assert torch.equal(together, apart)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_a_network_with_dropout_under_vmap_equals_the_loop():
+    net = Net(build("cnn2", (1, 8, 8), 3, width=16, dropout=0.4), (1, 8, 8), 3)
+    params = {name: torch.stack([p, 0.7 * p, p]).double() for name, p in net.initial.items()}
+    x, keys = torch.stack([samples(6, 1, 8, 8, seed=s, dtype=torch.float64) for s in (1, 1, 1)]), torch.arange(3)
+    with torch.no_grad():
+        together = vmap(net.logits)(params, x, keys)
+        apart = [net.logits({n: p[i] for n, p in params.items()}, x[i], keys[i]) for i in range(3)]
+    torch.testing.assert_close(together, torch.stack(apart), rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(together[0], together[2])  # equal weights and samples, other key
+
+
+# --- plugins -------------------------------------------------------------------------------------------------------
+
+TINY = """
+from torch import nn
+
+NUMBER = 3
+
+class Tiny(nn.Module):
+    def __init__(self, shape, classes, width=4):
+        super().__init__()
+        self.body = nn.Linear(shape[0], width)
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x):
+        return self.body(x)
+
+def make(shape, classes):
+    return Tiny(shape, classes, width=9)
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    file = tmp_path / "tiny.py"
+    file.write_text(TINY)
+    yield file
+    sys.modules.pop("fedmes_user_tiny", None)
+
+
+@pytest.mark.parametrize(("name", "options", "width"), [("Tiny", {}, 4), ("Tiny", {"width": 6}, 6), ("make", {}, 9)])
+def test_a_model_from_a_file(tiny, name, options, width):
+    reference = f"{tiny}:{name}"
+    module = models.build(plugins.resolve("model", reference, MODELS), reference, (5,), 2, 0, **options)
+    net = Net(module, (5,), 2)
+    assert net.parameter_count == 5 * width + width + 2 * width + 2
+
+
+def test_a_model_from_a_file_by_relative_path(tiny, monkeypatch):
+    monkeypatch.chdir(tiny.parent)
+    assert plugins.resolve("model", "tiny.py:Tiny", MODELS).__name__ == "Tiny"
+
+
+def test_files_of_one_name_are_told_apart(tiny, tmp_path):
+    (tmp_path / "sub").mkdir()
+    other = tmp_path / "sub" / "tiny.py"
+    other.write_text("def Tiny(shape, classes):\n    return 'other'\n")
+    assert plugins.resolve("model", f"{tiny}:Tiny", MODELS)((5,), 2).head.out_features == 2
+    assert plugins.resolve("model", f"{other}:Tiny", MODELS)((5,), 2) == "other"
+
+
+def test_an_edited_file_is_read_again(tiny):
+    plugins.resolve("model", f"{tiny}:Tiny", MODELS)
+    tiny.write_text("def Tiny(shape, classes):\n    return 'something else entirely, of another length'\n")
+    assert plugins.resolve("model", f"{tiny}:Tiny", MODELS)((5,), 2).startswith("something else")
+
+
+def test_built_in_names():
+    assert plugins.resolve("model", "cnn6", MODELS) is MODELS["cnn6"]
+
+
+def refused(name, kind="model"):
+    with pytest.raises(UserError) as error:
+        plugins.resolve(kind, str(name), MODELS)
+    return str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    assert f"there is no file {tmp_path / 'none.py'}" in refused(f"{tmp_path / 'none.py'}:Net")
+    (tmp_path / "folder.py").mkdir()
+    assert "there is no file" in refused(f"{tmp_path / 'folder.py'}:Net")
+
+
+@pytest.mark.parametrize("name", ["Missing", "NUMBER", ""])
+def test_a_name_that_is_not_there(tiny, name):
+    message = refused(f"{tiny}:{name}")
+    assert message == f"model '{tiny}:{name}': {tiny} defines no class or function {name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_file_that_fails_to_import(tmp_path, text, message):
+    file = tmp_path / "bad.py"
+    file.write_text(text + "\n")
+    answer = refused(f"{file}:Net")
+    assert f"importing {file} failed: {message}" in answer
+    assert "\n" not in answer
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cnn5", "unknown model 'cnn5'; did you mean 'cnn6'?"),
+        ("lineer", "unknown model 'lineer'; did you mean 'linear'?"),
+        ("MLPP", "unknown model 'MLPP'; known: cnn2, cnn6, linear, mlp"),
+        ("transformer", "unknown model 'transformer'; known: cnn2, cnn6, linear, mlp"),
+        ("notes.txt:Net", "unknown model 'notes.txt:Net'; known: cnn2, cnn6, linear, mlp"),
+        ("net.py", "unknown model 'net.py'; known: cnn2, cnn6, linear, mlp"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name, message):
+    known = {name: MODELS[name] for name in ("cnn2", "cnn6", "linear", "mlp")}
+    with pytest.raises(UserError) as error:
+        plugins.resolve("model", name, known)
+    assert str(error.value) == message

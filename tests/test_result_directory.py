@@ -1,0 +1,163 @@
+"""The result directory that users' scripts depend on."""
+
+import csv
+import hashlib
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import fedmes
+from fedmes import config, metrics, results
+
+SMALL = {"clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "memory": 20, "model": {"name": "mlp", "width": 8}}
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    fedmes.run(**SMALL, seeds=[0, 3], out=out)
+    return out
+
+
+def test_result_json_holds_what_the_contract_names(run_directory):
+    content = json.loads((run_directory / "result.json").read_text())
+    expected = {
+        "benchmark": "split-digits", "method": "fedmes", "model": "mlp", "clients": 3, "tasks": 2, "rounds": 2,
+        "epochs": 1, "seeds": [0, 3], "engine": "loop", "device": "cpu", "parameters": 64 * 8 + 8 + 72 + 90,
+    }  # fmt: skip
+    assert {key: content[key] for key in expected} == expected
+    for family in ("metrics", "metrics_nolip"):
+        for score in ("oblivious", "masked"):
+            numbers = content[family][score]
+            assert set(numbers) == {"acc_all", "fr", "acc_final", "fr_final", "acc_task", "fr_task", "acc_client"}
+            assert set(numbers["acc_all"]) == {"mean", "std"}
+            assert [len(numbers[name]) for name in ("acc_task", "fr_task", "acc_client")] == [2, 2, 3]
+    assert set(content["seconds"]) == {"train", "eval", "compile", "total", "communication_modelled"}
+
+
+def test_bytes_and_modelled_time_are_counted_from_the_tensors(run_directory):
+    content = json.loads((run_directory / "result.json").read_text())
+    once = 4 * content["parameters"]
+    assert content["communication"] == {"up_bytes": 3 * 2 * 2 * once, "down_bytes": 3 * 2 * 2 * once}
+    assert content["seconds"]["communication_modelled"] == pytest.approx(2 * 2 * 2 * once * 8 / 40e6)
+
+
+def test_metrics_come_from_the_stored_accuracies(run_directory):
+    content = json.loads((run_directory / "result.json").read_text())
+    with np.load(run_directory / "accuracy.npz") as arrays:
+        assert set(arrays.files) == {"acc", "acc_masked", "acc_nolip", "acc_masked_nolip"}
+        acc = arrays["acc"]
+        assert acc.shape == (2, 3, 2, 2)
+        assert np.isnan(acc[:, :, 0, 1]).all()
+        assert np.isfinite(acc[:, :, [0, 1, 1], [0, 0, 1]]).all()
+        assert content["metrics"]["oblivious"] == metrics.summary(acc)
+        assert content["metrics_nolip"]["masked"] == metrics.summary(arrays["acc_masked_nolip"])
+
+
+def test_told_the_task_the_network_is_never_worse(run_directory):
+    """On Split Digits a client holds its whole blocks, so the masked choice is among fewer of the same classes."""
+    with np.load(run_directory / "accuracy.npz") as arrays:
+        pairs = arrays["acc_masked_nolip"], arrays["acc_nolip"]
+    assert (np.nan_to_num(pairs[0]) >= np.nan_to_num(pairs[1])).all()
+
+
+def test_rounds_csv_has_a_row_a_seed_task_round_and_client(run_directory):
+    with (run_directory / "rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    keys = [(row["seed"], row["task"], row["round"], row["client"]) for row in rows]
+    assert len(rows) == len(set(keys)) == 2 * 2 * 2 * 3
+    assert {row["seed"] for row in rows} == {"0", "3"}
+    assert all(1 < float(row["lambda"]) < 2 and float(row["distance"]) > 0 for row in rows)
+    assert all(float(row["rule2"]) == 0 for row in rows if row["task"] == "0")
+    assert {row["left_out"] for row in rows} == {"0"}
+
+
+def test_split_files_have_the_stated_hash(run_directory):
+    content = json.loads((run_directory / "result.json").read_text())
+    hashes = [hashlib.sha256((run_directory / f"seed{s}/split.json").read_bytes()).hexdigest() for s in (0, 3)]
+    assert hashes[0] != hashes[1]
+    assert content["split_sha256"] == hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def test_one_seed_states_its_split_file_hash_itself(tmp_path):
+    result = fedmes.run(**SMALL, out=tmp_path / "out")
+    assert result.split_sha256 == hashlib.sha256((tmp_path / "out/seed0/split.json").read_bytes()).hexdigest()
+
+
+def test_client_directory(run_directory):
+    folder = run_directory / "seed0/client1"
+    about = json.loads((folder / "client.json").read_text())
+    assert about["class_names"] == list("0123456789")
+    assert len(about["seen"]) == 4
+    assert about["knn"]["theta"] == 0.5
+    assert len(about["normalisation"]["mean"]) == 1
+    with np.load(folder / "memory.npz") as memory:
+        assert memory["x"].shape == (20, 8, 8, 1)
+        assert memory["x"].dtype == np.uint8
+        assert np.bincount(memory["task"]).tolist() == [10, 10]
+        assert set(memory["y"].tolist()) <= set(about["seen"])
+    model = load_file(folder / "model.safetensors")
+    assert set(model) == set(load_file(run_directory / "seed0/initial.safetensors"))
+
+
+def test_the_stored_configuration_runs_again_with_the_same_bytes(run_directory, tmp_path):
+    """The same command twice: equal accuracies and equal safetensors files."""
+    again = tmp_path / "again"
+    fedmes.run(run_directory / "config.toml", out=again)
+    with np.load(run_directory / "accuracy.npz") as one, np.load(again / "accuracy.npz") as two:
+        for name in one.files:
+            np.testing.assert_array_equal(one[name], two[name])
+    files = sorted(p.relative_to(run_directory) for p in run_directory.rglob("*.safetensors"))
+    assert len(files) == 2 * (2 + 3)
+    for file in files:
+        assert (run_directory / file).read_bytes() == (again / file).read_bytes()
+
+
+def test_configuration_file_is_whole_and_names_versions(run_directory):
+    content = tomllib.loads((run_directory / "config.toml").read_text())
+    assert {"torch", "numpy", "python", "fedmes"} <= set(content["versions"])
+    assert content["engine"]["name"] == "loop"
+    assert content["device"] == "cpu"
+    assert config.load(run_directory / "config.toml", {}).model_dump()["knn"]["k"] == 9
+
+
+def test_loading_a_result_gives_the_same_numbers(run_directory):
+    loaded = results.load(run_directory)
+    content = json.loads((run_directory / "result.json").read_text())
+    assert loaded.as_dict() == content
+
+
+def test_models_can_be_left_out(tmp_path):
+    fedmes.run(**SMALL, output={"models": "none"}, out=tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    assert (tmp_path / "out/result.json").is_file()
+
+
+def test_methods_share_split_and_initial_weights(run_directory, tmp_path):
+    fedmes.run(**SMALL, method="fedavg", seeds=[0, 3], out=tmp_path / "out")
+    for name in ("seed3/split.json", "seed3/initial.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (run_directory / name).read_bytes()
+    with np.load(tmp_path / "out/accuracy.npz") as arrays:
+        assert set(arrays.files) == {"acc", "acc_masked"}
+
+
+def test_seeds_together_equal_seeds_alone(run_directory, tmp_path):
+    result = fedmes.run(**SMALL, seeds=[3], out=tmp_path / "out")
+    with np.load(run_directory / "accuracy.npz") as arrays:
+        np.testing.assert_array_equal(arrays["acc"][1], result.acc[0])
+
+
+def test_clients_with_different_numbers_of_tasks(own_npz, tmp_path):
+    result = fedmes.run(data=str(own_npz), model="linear", rounds=2, epochs=2, memory=6, out=tmp_path / "out")
+    assert result.acc.shape == (1, 2, 3, 3)
+    assert np.isnan(result.acc[0, 1, 2]).all()
+    assert np.isfinite(result.acc[0, 0, 2]).all()
+    final = [np.nanmean(result.acc[0, 0, 2]), np.nanmean(result.acc[0, 1, 1])]
+    assert result.metrics["oblivious"]["acc_final"]["mean"] == pytest.approx(np.mean(final))
+    assert result.config.clients == 2
+    assert result.config.tasks == 3
+    memory = np.load(tmp_path / "out/seed0/client1/memory.npz")
+    assert np.bincount(memory["task"]).tolist() == [3, 3]  # m // T with the client's own T

@@ -1,0 +1,535 @@
+"""Draws, and who gets which images of which task."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmes import config, draws, streams
+from fedmes.benchmarks import open_benchmark
+from fedmes.errors import UserError
+from fedmes.streams import Stream
+
+SEEDS = range(20)
+
+SIZES = {
+    "digits": {"benchmark": "split-digits"},
+    "digits-overlap": {"benchmark": "split-digits", "clients": 6, "stream.frac": 0.4},
+    "digits-one": {"benchmark": "split-digits", "clients": 1, "stream.classes_min": 1, "stream.classes_max": 1},
+    "synthetic": {"benchmark": "synthetic"},
+    "synthetic-all-orders": {
+        "benchmark": "synthetic",
+        "clients": 24,
+        "tasks": 4,
+        "synthetic.classes": 6,
+        "synthetic.train": 30,
+        "synthetic.test": 5,
+        "stream.frac": 0.1,
+    },
+    "synthetic-wide": {
+        "benchmark": "synthetic",
+        "clients": 4,
+        "tasks": 3,
+        "synthetic.classes": 8,
+        "synthetic.train": 25,
+        "stream.frac": "holders",
+        "stream.classes_min": 3,
+        "stream.classes_max": 6,
+    },
+    "synthetic-narrow": {
+        "benchmark": "synthetic",
+        "clients": 5,
+        "tasks": 3,
+        "synthetic.classes": 3,
+        "synthetic.train": 12,
+        "stream.frac": 3,
+    },
+}
+
+everywhere = pytest.mark.parametrize("size", SIZES)
+
+
+@cache
+def configured(size):
+    return config.load(None, SIZES[size])
+
+
+@cache
+def source(size):
+    return open_benchmark(configured(size))
+
+
+@cache
+def stream(size, seed=0):
+    return source(size).stream(seed)
+
+
+def made(seed=0, **options):
+    """A stream of small synthetic data; option names with __ for the dot."""
+    base = {"benchmark": "synthetic", "clients": 5, "tasks": 3, "synthetic.train": 40, "synthetic.test": 10}
+    loaded = config.load(None, base | {key.replace("__", "."): value for key, value in options.items()})
+    return open_benchmark(loaded).stream(seed)
+
+
+def tasks_of(stream):
+    return [(client, task) for client in stream.clients for task in client.tasks]
+
+
+def per_class(rows, labels):
+    return Counter(labels[rows].tolist())
+
+
+def dealt(holders, frac, images=10):
+    """Two classes of `images` training images each, in one block, held by all clients."""
+    train, test = np.repeat([0, 1], images), np.repeat([0, 1], 3)
+    return streams.split(
+        train, test, seed=3, clients=holders, blocks=1, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
+        classes_min=2, classes_max=2,
+    )  # fmt: skip
+
+
+# --- invariants ----------------------------------------------------------------------------------------------------
+
+
+@everywhere
+def test_blocks_partition_the_classes(size):
+    for seed in SEEDS:
+        made = stream(size, seed)
+        blocks = {task.name: task.block for _, task in tasks_of(made)}
+        assert len(blocks) == configured(size).tasks
+        assert sorted(c for block in blocks.values() for c in block) == list(range(made.classes))
+        assert len({len(block) for block in blocks.values()}) == 1
+        assert all(task.block == blocks[task.name] for _, task in tasks_of(made))
+
+
+@everywhere
+def test_every_client_meets_every_task_once(size):
+    for seed in SEEDS:
+        made = stream(size, seed)
+        assert [client.name for client in made.clients] == [str(k) for k in range(configured(size).clients)]
+        names = [str(b) for b in range(configured(size).tasks)]
+        assert all(sorted(task.name for task in client.tasks) == names for client in made.clients)
+
+
+@everywhere
+def test_number_of_classes_is_within_the_bounds_clipped_to_the_block(size):
+    options = configured(size).stream
+    for seed in SEEDS:
+        for _, task in tasks_of(stream(size, seed)):
+            most = min(options.classes_max, len(task.block))
+            assert min(options.classes_min, most) <= len(task.classes) <= most
+            assert len(set(task.classes)) == len(task.classes)
+            assert set(task.classes) <= set(task.block)
+
+
+def test_both_bounds_of_the_number_of_classes_are_met():
+    counts = Counter(len(task.classes) for seed in SEEDS for _, task in tasks_of(stream("synthetic", seed)))
+    assert sorted(counts) == [2, 3, 4, 5]
+    assert min(counts.values()) > 0.8 * 1000 / 4  # uniform: 1,000 draws, four values
+    assert {len(t.classes) for _, t in tasks_of(made(stream__classes_min=9, stream__classes_max=12))} == {5}
+
+
+@everywhere
+def test_train_and_test_rows_are_apart(size):
+    border = source(size).dataset.train_count
+    for seed in SEEDS:
+        for _, task in tasks_of(stream(size, seed)):
+            assert len(task.train) > 0
+            assert task.train.max() < border <= task.test.min()
+            assert task.test.max() < len(source(size).dataset.y)
+            assert len(np.unique(task.train)) == len(task.train)
+
+
+@everywhere
+def test_labels_belong_to_the_task(size):
+    labels = source(size).dataset.y
+    for seed in SEEDS:
+        for _, task in tasks_of(stream(size, seed)):
+            assert set(labels[task.train].tolist()) == set(task.classes)
+            assert set(labels[task.test].tolist()) == set(task.classes)
+
+
+@everywhere
+def test_a_test_set_is_all_test_images_of_the_drawn_classes(size):
+    data = source(size).dataset
+    is_test = np.arange(len(data.y)) >= data.train_count
+    for seed in SEEDS:
+        for _, task in tasks_of(stream(size, seed)):
+            assert task.test.tolist() == np.flatnonzero(is_test & np.isin(data.y, task.classes)).tolist()
+
+
+@everywhere
+def test_images_held_twice_are_noted_and_only_they(size):
+    labels = source(size).dataset.y
+    for seed in SEEDS:
+        made = stream(size, seed)
+        held = Counter(row for _, task in tasks_of(made) for row in task.train.tolist())
+        shared = {int(labels[row]) for row, count in held.items() if count > 1}
+        noted = {int(note.split(":")[0].removeprefix("class ")) for note in made.notes if note.startswith("class ")}
+        assert shared == noted
+
+
+def test_the_sizes_above_cover_both_cases():
+    assert any(stream("digits-overlap", seed).notes for seed in SEEDS)
+    assert any(stream("synthetic-all-orders", seed).notes for seed in SEEDS)
+    assert not any(stream("digits", seed).notes for seed in SEEDS)
+
+
+@everywhere
+def test_task_orders_are_unique_while_there_are_enough(size):
+    clients, tasks = configured(size).clients, configured(size).tasks
+    assert clients <= math.factorial(tasks)
+    for seed in SEEDS:
+        orders = {tuple(task.name for task in client.tasks) for client in stream(size, seed).clients}
+        assert len(orders) == clients
+
+
+def test_too_few_task_orders_are_noted():
+    crowded = made(clients=7, tasks=3)
+    assert "7 clients share 6 task orders: some are alike" in crowded.notes
+    assert not any("orders" in note for note in made(clients=6, tasks=3).notes)
+
+
+@everywhere
+def test_same_seed_same_bytes_other_seed_other_bytes(size):
+    again = [open_benchmark(configured(size)).stream(seed).to_bytes() for seed in SEEDS]
+    assert again == [stream(size, seed).to_bytes() for seed in SEEDS]
+    assert len({hashlib.sha256(b.split(b'"seed"')[0]).digest() for b in again}) == len(SEEDS)
+
+
+@everywhere
+def test_everybody_takes_part_in_every_round(size):
+    made, settings_ = stream(size), configured(size)
+    expected = np.repeat(np.arange(settings_.tasks), settings_.rounds)[:, None] * np.ones((1, settings_.clients))
+    assert made.position.tolist() == expected.tolist()
+    assert made.active.tolist() == np.ones_like(expected).tolist()
+
+
+# --- how images are dealt out ----------------------------------------------------------------------------------------
+
+
+def test_frac_as_a_share_of_a_class():
+    labels = source("digits").dataset.y[: source("digits").dataset.train_count]
+    pools = per_class(np.arange(len(labels)), labels)
+    split = open_benchmark(config.load(None, {"benchmark": "split-digits", "stream.frac": 0.1})).stream(0)
+    for _, task in tasks_of(split):
+        assert per_class(task.train, labels) == {c: round(0.1 * pools[c]) for c in task.classes}
+
+
+def test_frac_as_a_number_of_images():
+    labels = np.repeat(np.arange(15), 40)
+    for _, task in tasks_of(made(stream__frac=7)):
+        assert per_class(task.train, labels) == dict.fromkeys(task.classes, 7)
+
+
+def test_frac_one_is_the_whole_class_and_a_large_number_is_clipped_to_it():
+    labels = np.repeat(np.arange(15), 40)
+    for frac in (1.0, 1000):
+        for _, task in tasks_of(made(stream__frac=frac)):
+            assert task.train.tolist() == np.flatnonzero(np.isin(labels, task.classes)).tolist()
+
+
+def test_a_tiny_frac_gives_one_image():
+    assert all(len(task.train) == len(task.classes) for _, task in tasks_of(made(stream__frac=0.001)))
+
+
+def test_frac_holders_uses_every_image_once():
+    split, labels = made(stream__frac="holders"), np.repeat(np.arange(15), 40)
+    held_classes = {c for _, task in tasks_of(split) for c in task.classes}
+    rows = np.concatenate([task.train for _, task in tasks_of(split)])
+    assert sorted(rows.tolist()) == np.flatnonzero(np.isin(labels, list(held_classes))).tolist()
+    for label in held_classes:
+        shares = [int((labels[task.train] == label).sum()) for _, task in tasks_of(split) if label in task.classes]
+        assert max(shares) - min(shares) <= 1
+    assert split.notes == ()
+
+
+def test_holders_who_outnumber_the_images_get_one_each():
+    split = dealt(holders=5, frac="holders", images=3)
+    assert all(len(task.train) == 2 for _, task in tasks_of(split))
+    assert {row for _, task in tasks_of(split) for row in task.train.tolist()} == set(range(6))
+    assert [n for n in split.notes if n.startswith("class")] == [
+        f"class {c}: 2 of 5 clients hold images that others hold too" for c in (0, 1)
+    ]
+
+
+def test_overlap_begins_when_the_pool_is_used_up():
+    """Ten images, four for each: clients 0 and 1 have their own, client 2 shares two, client 3 shares all."""
+    split = dealt(holders=4, frac=0.4)
+    rows = [[r for r in client.tasks[0].train.tolist() if r < 10] for client in split.clients]
+    assert [len(set(own)) for own in rows] == [4, 4, 4, 4]
+    assert not set(rows[0]) & set(rows[1])
+    assert len(set(rows[2]) - set(rows[0]) - set(rows[1])) == 2
+    assert set(rows[0]) | set(rows[1]) | set(rows[2]) == set(range(10))
+    assert [n for n in split.notes if n.startswith("class")] == [
+        f"class {c}: 2 of 4 clients hold images that others hold too" for c in (0, 1)
+    ]
+
+
+def test_no_overlap_where_the_pool_is_just_enough():
+    split = dealt(holders=5, frac=0.2)
+    rows = [row for _, task in tasks_of(split) for row in task.train.tolist()]
+    assert sorted(rows) == list(range(20))
+    assert not any(note.startswith("class") for note in split.notes)
+
+
+def test_cap_keeps_a_part_of_what_a_client_has():
+    whole, capped = made(stream__frac=10), made(stream__frac=10, stream__cap=25)
+    sizes = [(len(a.train), len(b.train)) for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True)]
+    assert all(after == min(before, 25) for before, after in sizes)
+    assert {before for before, _ in sizes} >= {20, 50}
+    for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True):
+        assert set(b.train.tolist()) <= set(a.train.tolist())
+        assert len(set(b.train.tolist())) == len(b.train)
+        assert b.test.tolist() == a.test.tolist()
+
+
+def test_test_frac_keeps_the_same_part_of_a_class_for_everybody():
+    whole, part = made(), made(stream__test_frac=0.25)
+    labels = np.concatenate([np.repeat(np.arange(15), 40), np.repeat(np.arange(15), 10)])
+    kept = {}
+    for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(part), strict=True):
+        assert set(b.test.tolist()) <= set(a.test.tolist())
+        assert b.train.tolist() == a.train.tolist()
+        assert per_class(b.test, labels) == dict.fromkeys(b.classes, 3)  # a quarter of ten, rounded up
+        for label in b.classes:
+            rows = b.test[labels[b.test] == label].tolist()
+            assert kept.setdefault(label, rows) == rows
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_fewer_tasks_are_the_first_of_the_same_order_with_the_same_shares(tasks, seed):
+    options = {"benchmark": "split-digits", "tasks": tasks, "stream.frac": 0.3, "stream.cap": 50}
+    whole = open_benchmark(config.load(None, options | {"tasks": 5})).stream(seed)
+    short = open_benchmark(config.load(None, options)).stream(seed)
+    cut = tuple(dataclasses.replace(client, tasks=client.tasks[:tasks]) for client in whole.clients)
+    expected = dataclasses.replace(
+        whole, clients=cut, position=whole.position[: 5 * tasks], active=whole.active[: 5 * tasks]
+    )
+    assert short.to_bytes() == expected.to_bytes()
+    assert short.classes == 10
+    assert short.tasks == tasks
+
+
+def test_more_tasks_than_the_benchmark_has():
+    with pytest.raises(UserError, match="split-digits has 5 tasks, 6 were asked for"):
+        open_benchmark(config.load(None, {"benchmark": "split-digits", "tasks": 6}))
+
+
+def test_method_model_and_training_options_do_not_change_the_split():
+    other = config.load(None, {"method": "fedavg", "model": "linear", "epochs": 1, "batch": 3, "memory": 7})
+    assert open_benchmark(other).stream(0).to_bytes() == stream("digits").to_bytes()
+
+
+def test_lockstep_leaves_those_without_a_task_idle():
+    assert streams.lockstep([3, 1, 2], 2).tolist() == [
+        [0, 0, 0], [0, 0, 0], [1, -1, 1], [1, -1, 1], [2, -1, -1], [2, -1, -1],
+    ]  # fmt: skip
+
+
+def test_assemble_lets_only_those_with_a_task_take_part():
+    digits = stream("digits")
+    two = [digits.clients[0], dataclasses.replace(digits.clients[1], tasks=digits.clients[1].tasks[:1])]
+    made = streams.assemble(4, 10, two, rounds=1, notes=["a note"])
+    assert made.position.tolist() == [[0, 0], [1, -1], [2, -1], [3, -1], [4, -1]]
+    assert made.active.tolist() == [[1, 1], [1, 0], [1, 0], [1, 0], [1, 0]]
+    assert (made.seed, made.tasks, made.notes) == (4, 5, ("a note",))
+
+
+# --- data sets -------------------------------------------------------------------------------------------------------
+
+
+def test_digits_every_fifth_image_of_a_class_is_for_testing():
+    data = source("digits").dataset
+    train = Counter(data.y[: data.train_count].tolist())
+    test = Counter(data.y[data.train_count :].tolist())
+    assert (data.x.shape, data.x.dtype, data.shape) == ((1797, 8, 8, 1), np.uint8, (1, 8, 8))
+    assert int(data.x.max()) == 240
+    assert all(test[c] == (train[c] + test[c]) // 5 for c in range(10))
+
+
+def test_digits_statistics_are_those_of_the_training_images():
+    data = source("digits").dataset
+    scaled = data.x[: data.train_count] / 255
+    normalisation = source("digits").normalisation(stream("digits"))
+    np.testing.assert_allclose(normalisation.mean, [scaled.mean()], rtol=1e-12)
+    np.testing.assert_allclose(normalisation.std, [scaled.std()], rtol=1e-10)
+
+
+def test_synthetic_images_are_the_same_for_every_seed_and_machine():
+    options = {"benchmark": "synthetic", "tasks": 2, "synthetic.train": 3, "synthetic.test": 2, "data.image_size": 6}
+    data = open_benchmark(config.load(None, options)).dataset
+    assert data.x.shape == (50, 6, 6, 1)
+    assert data.y.tolist() == np.repeat(np.arange(10), 3).tolist() + np.repeat(np.arange(10), 2).tolist()
+    assert hashlib.sha256(data.x.tobytes()).hexdigest() == SYNTHETIC_IMAGES
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+SPLIT_DIGITS = "090c8fd771477b7ff128aa0c9e4f45a9da6a7e7f7ed7910571f0c4ecc18c3216"
+SYNTHETIC = "73c9c4e27791f14915a41fb97d6e4c8d87528cc4e98103609e4d96ab58f94276"
+SYNTHETIC_IMAGES = "899f7806e97baca2cfc21761bc5d516f3f1552516c7b8f492faedcd8cdf6c55e"
+
+
+@pytest.mark.parametrize(("size", "expected"), [("digits", SPLIT_DIGITS), ("synthetic", SYNTHETIC)])
+def test_split_is_the_same_on_every_machine(size, expected):
+    assert stream(size).sha256() == expected
+
+
+@everywhere
+def test_save_and_load(size, tmp_path):
+    made, path = stream(size), tmp_path / "split.json"
+    made.save(path)
+    loaded = Stream.load(path)
+    assert loaded.to_bytes() == made.to_bytes() == path.read_bytes()
+    assert loaded.sha256() == made.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (loaded.notes, loaded.seed, loaded.classes) == (made.notes, made.seed, made.classes)
+    assert all(task.train.dtype == np.int64 == task.test.dtype for _, task in tasks_of(loaded))
+
+
+def test_a_staggered_schedule_survives_the_file(tmp_path):
+    position = np.array([[0, -1, 0], [0, 0, -1], [-1, 1, 1]])
+    active = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 1]])
+    base = dataclasses.replace(stream("digits"), clients=stream("digits").clients[:3])
+    dataclasses.replace(base, position=position, active=active, notes=("schön", "b")).save(tmp_path / "s.json")
+    loaded = Stream.load(tmp_path / "s.json")
+    assert loaded.position.tolist() == position.tolist()
+    assert loaded.active.tolist() == active.tolist()
+    assert loaded.notes == ("schön", "b")
+
+
+def edited(change):
+    """The bytes of a split file after a change to its content."""
+    content = json.loads(stream("digits").to_bytes())
+    change(content)
+    return json.dumps(content).encode()
+
+
+def first_task(content):
+    return content["clients"][0]["tasks"][0]
+
+
+BROKEN = {
+    "not JSON": (b"\x00\x01 no", "not a split file"),
+    "not text": (b"\xff\xfe\xfa", "not a split file"),
+    "empty": (b"", "not a split file"),
+    "a list": (b"[1, 2]", "not a split file"),
+    "a number": (b"3", "not a split file"),
+    "format": (edited(lambda c: c.update(format="other-1")), "format 'other-1', expected 'fedmes-stream-1'"),
+    "no format": (edited(lambda c: c.pop("format")), "'format'"),
+    "no clients": (edited(lambda c: c.update(clients=[])), "schedule does not fit"),
+    "client missing": (edited(lambda c: c["clients"].pop()), "schedule does not fit the clients"),
+    "no rounds": (edited(lambda c: c.update(position=[], active=[])), "schedule does not fit the clients"),
+    "active too short": (edited(lambda c: c["active"].pop()), "schedule does not fit the clients"),
+    "ragged schedule": (edited(lambda c: c["position"][3].pop()), "not a split file"),
+    "position too high": (edited(lambda c: c["position"][0].__setitem__(2, 5)), "schedule of client 2 names a task"),
+    "position too low": (edited(lambda c: c["position"][0].__setitem__(2, -2)), "schedule of client 2 names a task"),
+    "client without tasks": (edited(lambda c: c["clients"][4].update(tasks=[])), "schedule of client 4 names a task"),
+    "negative training row": (edited(lambda c: first_task(c)["train"].append(-1)), "a negative row"),
+    "negative test row": (edited(lambda c: first_task(c)["test"].insert(0, -7)), "a negative row"),
+    "no training rows": (edited(lambda c: first_task(c).update(train=[])), "no training or no test images"),
+    "no test rows": (edited(lambda c: first_task(c).update(test=[])), "no training or no test images"),
+    "nested rows": (edited(lambda c: first_task(c).update(train=[[1], [2]])), "no training or no test images"),
+    "rows as text": (edited(lambda c: first_task(c).update(train=["a"])), "not a split file"),
+    "row too large": (edited(lambda c: first_task(c)["train"].append(2**70)), "not a split file"),
+    "class outside the block": (edited(lambda c: first_task(c).update(classes=[99])), "classes outside the block"),
+    "block outside the classes": (edited(lambda c: c.update(classes=3)), "classes outside the block"),
+    "task without a name": (edited(lambda c: first_task(c).pop("name")), "'name'"),
+    "tasks missing": (edited(lambda c: c["clients"][0].pop("tasks")), "'tasks'"),
+    "seed as text": (edited(lambda c: c.update(seed="x")), "not a split file"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_refused_by_name(case, tmp_path):
+    content, message = BROKEN[case]
+    path = tmp_path / "split.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        Stream.load(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(UserError, match="cannot be read"):
+            Stream.load(path)
+
+
+# --- draws -----------------------------------------------------------------------------------------------------------
+
+
+def splitmix(count, *key):
+    """The documented generator in Python's own whole numbers."""
+    state = int.from_bytes(hashlib.sha256(json.dumps(key).encode()).digest()[:8], "little")
+    word = (1 << 64) - 1
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & word
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & word
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & word
+        yield ((z ^ (z >> 31)) >> 11) / 2**53
+
+
+def test_draws_are_frozen():
+    assert draws.uniforms(4, 0, "x").tolist() == [
+        0.8563250579864544, 0.12736625885655029, 0.5319438369435784, 0.6275247047695766,
+    ]  # fmt: skip
+    assert draws.permutation(8, 0, "x").tolist() == [1, 4, 6, 7, 2, 3, 5, 0]
+    assert draws.integer(2, 5, 0, "x") == 5
+    assert draws.seed62(0, "x") == 139345093145318652
+
+
+@given(st.integers(0, 60), st.integers(0, 2**32), st.text(max_size=8))
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_uniforms_are_splitmix64_of_the_key(count, seed, purpose):
+    assert draws.uniforms(count, seed, purpose).tolist() == list(splitmix(count, seed, purpose))
+
+
+@given(st.integers(0, 300), st.integers(0, 2**32), st.text(max_size=8))
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_a_permutation_is_one(n, seed, purpose):
+    order = draws.permutation(n, seed, purpose)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(n))
+
+
+def test_a_shape_is_the_same_numbers_in_rows():
+    assert draws.uniforms((2, 3), 5, "a").tolist() == draws.uniforms(6, 5, "a").reshape(2, 3).tolist()
+    assert draws.uniforms((2, 0), 5, "a").shape == (2, 0)
+
+
+def test_keys_are_told_apart():
+    keys = [(1, "a"), ("1", "a"), ("a", 1), (1, "a", 0), ("1a",), (11, ""), (1, 1, "")]
+    assert len({float(draws.uniforms(1, *key)[0]) for key in keys}) == len(keys)
+
+
+def test_integer_covers_both_ends_evenly():
+    counts = Counter(draws.integer(-1, 2, seed, "n") for seed in range(4000))
+    assert sorted(counts) == [-1, 0, 1, 2]
+    assert min(counts.values()) > 900
+    assert {draws.integer(3, 3, seed) for seed in range(50)} == {3}
+
+
+def test_permutations_are_even():
+    """All six orders of three things about equally often."""
+    counts = Counter(tuple(draws.permutation(3, seed, "p").tolist()) for seed in range(3000))
+    assert len(counts) == 6
+    assert 420 < min(counts.values()) <= max(counts.values()) < 580
+
+
+def test_seed62_leaves_room_for_counting():
+    seeds = [draws.seed62("s", i) for i in range(500)]
+    assert len(set(seeds)) == 500
+    assert 2**61 < max(seeds) < 2**62
+    assert min(seeds) >= 0
