@@ -120,6 +120,11 @@ def test_property_2_without_memory_and_lambda_it_is_fedavg():
     assert_same_training(fedmes, fedavg)
     assert fedmes.accuracy() == fedavg.accuracy()
     assert len(fedmes.scores) == 9
+    for run in (fedmes, fedavg):
+        for k in range(3):  # the local model predicts, not the average
+            judged = pick(run.engine.predictor(0, k), "w")
+            assert_same(judged, run.clients[-1][k])
+            assert any(not torch.equal(judged[name], run.servers[-1][name]) for name in judged)
 
 
 def test_property_2_averaging_by_samples_would_differ():

@@ -53,7 +53,7 @@ class Method:
     """
 
     walk: ClassVar[str] = "task"  # the samples an epoch walks: the current task's, or those of all tasks "seen"
-    store: ClassVar[str] = "none"  # what predicts beside the network: "none", or the client's "memory"
+    store: ClassVar[str] = "none"  # what a client keeps of its samples: nothing, or a "memory"
     # (st, bc, batch) -> sums over the round's samples, added up in chunks before `begin_round`; None: no such pass
     measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
     # (ready, batch, scope[C]) -> sums over the held-back samples of all tasks so far, added up before `tuned`;

@@ -99,13 +99,15 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         source = open_benchmark(config)
     streams = [source.stream(seed) for seed in config.seeds]
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
-    capacities = config.capacities()
+    capacities = config.capacities()  # a list of the wrong length is refused here
 
     make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
     shape, classes = source.dataset.shape, len(source.dataset.class_names)
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
     dtype = DTYPES[config.engine.precision]
     method: Method = make_method(nets[0].to(device, dtype), config)
+    if method.store == "none":
+        capacities = [0] * config.clients
     work = Work(
         epochs=config.epochs,
         batch=config.batch,

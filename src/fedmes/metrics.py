@@ -59,7 +59,8 @@ def summary(acc: Floats) -> dict[str, Any]:
         "fr_final": _mean(_last(f[..., 1:]), axis=1),
     }
     numbers: dict[str, Any] = {
-        name: {"mean": _plain(np.mean(values)), "std": _plain(np.std(values))} for name, values in per_seed.items()
+        name: {"mean": _plain(_mean(values)), "std": _plain(_mean((values - _mean(values)) ** 2) ** 0.5)}
+        for name, values in per_seed.items()
     }
     numbers["acc_task"] = [_plain(v) for v in _mean(_mean(a, axis=1), axis=0)]
     numbers["fr_task"] = [_plain(v) for v in _mean(_mean(f, axis=1), axis=0)]

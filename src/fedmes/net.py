@@ -110,7 +110,9 @@ class Net:
         return answer
 
     def _swap_dropout(self, module: nn.Module) -> None:
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # named_children() would skip a layer that is used twice
+            if child is None:
+                continue
             if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
                 keyed = KeyedDropout(child.p, not isinstance(child, nn.Dropout), salt=len(self.dropouts) + 1)
                 if child.p > 0:
@@ -128,14 +130,20 @@ class Net:
         module.train()
         try:
             with torch.no_grad():
-                together, alone = module.head(module.features(probe)), module.head(module.features(probe[:2]))
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                together, again, alone = (module.head(module.features(x)) for x in (probe, probe, probe[:2]))
+        except Exception as error:  # a user's module may raise anything
+            text = (str(error).splitlines() or [""])[0]
             raise UserError(
-                f"model {name} cannot take samples of shape {shape}: {str(error).splitlines()[0]}"
+                f"model {name} cannot take samples of shape {shape}: {type(error).__name__}: {text}"
             ) from None
         finally:
             module.eval()
         moved = any(not torch.equal(before[key], b) for key, b in module.named_buffers())
+        if not moved and not torch.equal(together, again):
+            raise UserError(
+                f"model {name} draws random numbers of its own, which no engine could repeat; "
+                "use nn.Dropout layers, and 0 for a built-in layer's own dropout"
+            )
         if moved or not torch.allclose(together[:2], alone, rtol=1e-3, atol=1e-4):
             raise UserError(
                 f"model {name} uses batch statistics, which cannot be averaged over clients; "

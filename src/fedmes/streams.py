@@ -102,14 +102,14 @@ class Stream:
                 int(content["seed"]),
                 int(content["classes"]),
                 clients,
-                np.array(content["position"], np.int64),
-                np.array(content["active"], np.int64),
+                _whole(content["position"]),
+                _whole(content["active"]),
                 tuple(map(str, content["notes"])),
             )
             _check(stream)
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}: not a split file of this program ({error})") from None
         return stream
 
@@ -119,9 +119,16 @@ def _task(content: dict[str, Any]) -> Task:
         str(content["name"]),
         tuple(map(int, content["block"])),
         tuple(map(int, content["classes"])),
-        np.array(content["train"], np.int64),
-        np.array(content["test"], np.int64),
+        _whole(content["train"]),
+        _whole(content["test"]),
     )
+
+
+def _whole(values: Any) -> Ints:
+    array = np.array(values)
+    if array.size and array.dtype.kind != "i":
+        raise ValueError("a table holds something other than whole numbers")
+    return array.astype(np.int64)
 
 
 def _check(stream: Stream) -> None:
@@ -136,7 +143,7 @@ def _check(stream: Stream) -> None:
         for task in client.tasks:
             if not set(task.classes) <= set(task.block) or not set(task.block) <= set(range(stream.classes)):
                 raise ValueError(f"client {client.name}, task {task.name}: classes outside the block")
-            if min(task.train.ndim, task.test.ndim) != 1 or not len(task.train) or not len(task.test):
+            if task.train.ndim != 1 or task.test.ndim != 1 or not len(task.train) or not len(task.test):
                 raise ValueError(f"client {client.name}, task {task.name}: no training or no test images")
             if min(task.train.min(), task.test.min()) < 0:
                 raise ValueError(f"client {client.name}, task {task.name}: a negative row")

@@ -66,8 +66,9 @@ def _footer(result: Result) -> list[Text]:
     config, seconds = result.config, result.seconds
     size = config.memory.size
     each = f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
+    share = f"{each}, at most {result.memory_share:.0%} of the training samples it has met"
     lines = [
-        f"memory: {each}, at most {result.memory_share:.0%} of the training samples it has met",
+        f"memory: {share if result.memory_share else 'none'}",
         f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down (all clients, one seed)",
         f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f})",
     ]

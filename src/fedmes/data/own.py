@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,23 +106,33 @@ def read_npz(path: Path) -> Table:
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     needed, optional = ("x", "y", "client", "task"), ("split",)
+    arrays: dict[str, NDArray[Any]] = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"{path}: not an .npz file")
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise UserError(f"{path}: one array, not an .npz file with {', '.join(needed)}")
+        with file:
             if missing := [name for name in needed if name not in file.files]:
                 raise UserError(f"{path}: has no array {', '.join(missing)}; needed are {', '.join(needed)}")
-            arrays = {}
             for name in (*needed, *(n for n in optional if n in file.files)):
-                try:
-                    arrays[name] = file[name]
-                except ValueError as error:
-                    if "pickle" not in str(error):
-                        raise
-                    raise UserError(f"{path}: {name} holds Python objects; save plain numbers or strings") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                arrays[name] = _array(file, name, path)
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be read as an .npz file ({error})") from None
     return arrays
+
+
+def _array(file: np.lib.npyio.NpzFile, name: str, path: Path) -> NDArray[Any]:
+    try:
+        values = file[name]
+    except ValueError as error:
+        if "pickle" not in str(error):
+            raise
+        raise UserError(f"{path}: {name} holds Python objects; save plain numbers or strings") from None
+    if not isinstance(values, np.ndarray):
+        raise UserError(f"{path}: {name} is not an array")
+    return values
 
 
 def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
