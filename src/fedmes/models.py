@@ -3,6 +3,7 @@ representation in which nearest neighbours are sought."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedmes import plugins
 from fedmes.errors import UserError
 
 
@@ -133,10 +133,24 @@ def build(
     """A network with initial weights that depend on the seed alone, whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made: Any = plugins.call("model", name, factory, shape, classes, **options)
+        made: Any = _call(name, factory, shape, classes, options)
         if not isinstance(made, nn.Module):
             raise UserError(f"model {name}: {type(made).__name__} is not a torch.nn.Module")
         module: Any = made
         if any(is_lazy(p) for p in made.parameters()) and hasattr(module, "features"):
             module.head(module.features(torch.zeros(1, *shape)))  # lazy layers draw their weights now
     return made
+
+
+def _call(name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> Any:
+    """Refuse options that the network does not take, before it is made."""
+    signature = inspect.signature(factory)
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        for option in options:
+            if option not in signature.parameters:
+                raise UserError(f"model {name} has no option '{option}'")
+    try:
+        signature.bind(shape, classes, **options)
+    except TypeError as error:
+        raise UserError(f"model {name}{signature} must take (shape, classes): {error}") from None
+    return factory(shape, classes, **options)

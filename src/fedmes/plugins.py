@@ -43,21 +43,3 @@ def reference(thing: Callable[..., Any]) -> str:
     except TypeError:
         file = None
     return f"{Path(file).resolve() if file else '<python>.py'}:{getattr(thing, '__qualname__', thing)}"
-
-
-def call(kind: str, name: str, factory: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a factory, refusing options that it does not take."""
-    try:
-        signature = inspect.signature(factory)
-    except (TypeError, ValueError):  # some callables have none
-        return factory(*arguments, **options)
-    takes = signature.parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        for option in options:
-            if option not in takes:
-                raise UserError(f"{kind} {name} has no option '{option}'")
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        raise UserError(f"{kind} {name}{signature} cannot be called with (shape, classes): {error}") from None
-    return factory(*arguments, **options)
