@@ -40,8 +40,10 @@ class Memory(Section):
 
 
 class Engine(Section):
-    name: Literal["auto", "loop"] = "auto"
-    precision: Literal["float32", "float64"] = "float32"
+    name: Literal["auto", "loop", "stacked"] = "auto"
+    precision: Literal["float64", "float32", "tf32", "bf16"] = "float32"
+    stack: Positive | None = None  # clients (of all seeds) trained at a time; left out: as many as fit in memory
+    compile: bool | Literal["auto"] = "auto"  # auto: on a GPU
 
 
 class Optim(Section):

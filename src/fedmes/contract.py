@@ -42,6 +42,7 @@ class Me(NamedTuple):
     lr: Tensor
     samples: Tensor  # how many training samples this round walks
     blocks: Tensor  # [T, C] the classes of each task's block
+    seen: Tensor  # [C] the classes met so far, this task's included
     epoch: Tensor  # only moving within `step`
     key: Tensor  # for dropout, another one at each step
 

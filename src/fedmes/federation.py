@@ -105,6 +105,7 @@ class Site:
             lr=scalar(optim.lr * optim.gamma ** (work.index if work else 0), self.samples.dtype),
             samples=scalar(len(work.samples) if work else 0, self.samples.dtype),
             blocks=self.blocks,
+            seen=self.seen[work.position if work else 0],
             epoch=scalar(0, torch.int64),
             key=scalar(0, torch.int64),
         )

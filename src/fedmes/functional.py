@@ -107,9 +107,9 @@ class Adam:
         changed: Tensors = {"t": t}
         for name, p in params.items():
             d = direction[name]
-            m = self.beta1 * state[f"m.{name}"] + (1 - self.beta1) * d
-            v = self.beta2 * state[f"v.{name}"] + (1 - self.beta2) * d * d
-            new[name] = p - rate * m / (v.sqrt() / root + self.eps)
+            m = torch.lerp(state[f"m.{name}"], d, 1 - self.beta1)
+            v = torch.lerp(state[f"v.{name}"], d * d, 1 - self.beta2)
+            new[name] = p - rate * root * (m / (v.sqrt() + self.eps * root))
             changed[f"m.{name}"], changed[f"v.{name}"] = m, v
         return new, changed
 

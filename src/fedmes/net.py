@@ -70,6 +70,7 @@ class Net:
                 f"model {type(module).__name__} needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
             )
         self.classes = classes
+        self.autocast: torch.dtype | None = None  # layers may compute in fewer bits; what comes out never has fewer
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
         self.parts = _Parts(module).eval()
@@ -78,8 +79,9 @@ class Net:
             name.removeprefix("module."): p.detach().clone() for name, p in self.parts.named_parameters()
         }
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Net:
+    def to(self, device: torch.device, dtype: torch.dtype, autocast: torch.dtype | None = None) -> Net:
         self.parts.to(device, dtype)  # for buffers; parameters are always passed in
+        self.autocast = autocast
         return self
 
     @property
@@ -104,10 +106,11 @@ class Net:
         for dropout in self.dropouts:
             dropout.key = key
         named = {f"module.{name}": p for name, p in params.items()}
-        answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
+        with torch.autocast(x.device.type, self.autocast, enabled=self.autocast is not None):
+            answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
         for dropout in self.dropouts:
             dropout.key = None
-        return answer
+        return tuple(t.to(x.dtype) for t in answer)
 
     def _swap_dropout(self, module: nn.Module) -> None:
         for name, child in module._modules.items():  # named_children() would skip a layer that is used twice

@@ -98,10 +98,35 @@ class Plan:
     def tasks(self) -> int:
         return len(self.samples)
 
+    def held_back_until(self, p: int) -> Ints:
+        """What was kept back of the tasks trained so far."""
+        return np.concatenate([self.held_back[q] for q in range(p + 1) if self.trained[q]])
+
     def ends(self, g: int) -> int | None:
         """The position whose task ends for this client with global round g, if it ever worked on it."""
         p = int(self.position[g])
         return p if p >= 0 and g == self._rounds[p][-1] and self.trained[p] else None
+
+    @property
+    def batch_width(self) -> int:
+        """The largest batch there will be, and below, the largest batch of the memory."""
+        return min(self.work.batch, max(len(self._walked(p)) for p in range(self.tasks)))
+
+    @property
+    def memory_width(self) -> int:
+        return min(self.work.memory_batch, max(len(store) for store in self.memory))
+
+    def steps(self, g: int) -> int:
+        """How many steps the client makes in global round g."""
+        p = int(self.position[g])
+        if p < 0 or not self.active[g]:
+            return 0
+        return self.work.epochs * -(-len(self._walked(p)) // self.work.batch)
+
+    def _walked(self, p: int) -> Ints:
+        if self.work.walk == "task":
+            return self.samples[p]
+        return np.concatenate([self.samples[q] for q in range(p + 1) if q == p or self.trained[q]])
 
     def last_round(self, p: int) -> Round:
         """The client's part in the last round at a position that it has trained on."""
@@ -119,8 +144,7 @@ class Plan:
         mine = self._rounds[p][self.active[self._rounds[p]]]
         key = (self.seed, self.name, p, index)
 
-        walked = [p] if self.work.walk == "task" else [q for q in range(p + 1) if self.trained[q]]
-        samples = np.concatenate([self.samples[q] for q in walked])
+        samples = self._walked(p)
         steps = -(-len(samples) // self.work.batch)
         size = min(self.work.batch, len(samples))
         batch = np.full((self.work.epochs, steps * size), -1, np.int64)

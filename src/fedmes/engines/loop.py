@@ -40,10 +40,8 @@ def client_predictor(method: Method, st: Tensors, bc: Tensors, position: int, si
     ready = method.ready(st, bc, site.store(position))
     if method.tune is not None:
         sums: Tensors = {}
-        for task in range(position + 1):
-            if site.plan.trained[task]:
-                for chunk in site.chunks(site.plan.held_back[task], position):
-                    sums = _add(sums, method.tune(ready, chunk, site.seen[position]))
+        for chunk in site.chunks(site.plan.held_back_until(position), position):
+            sums = _add(sums, method.tune(ready, chunk, site.seen[position]))
         ready = ready | method.tuned(ready, sums)
     return ready
 

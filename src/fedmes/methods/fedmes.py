@@ -89,7 +89,7 @@ def correct(w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor)
     """
     inner, square = dot(g, gm), dot(gm, gm)
     violated = (inner < 0) & (square >= 1e-12)
-    along = inner / torch.where(violated, square, 1)
-    rule1 = {name: g[name] + lam * (w[name] - received[name]) for name in g}
-    rule2 = {name: g[name] - along * gm[name] for name in g}
-    return {name: torch.where(violated, rule2[name], rule1[name]) for name in g}, violated
+    # Both rules in one expression with two scalars: half the passes over the weights of computing both and choosing.
+    pull = torch.where(violated, 0, lam)
+    along = torch.where(violated, inner / torch.where(violated, square, 1), 0)
+    return {name: g[name] + pull * (w[name] - received[name]) - along * gm[name] for name in g}, violated
