@@ -131,6 +131,40 @@ def compare(
         console.print(f"\nresults: {directory}", highlight=False)
 
 
+@app.command(epilog="Example: fedmes bench --models mlp --json")
+def bench(
+    models: Annotated[str, typer.Option(metavar="A,B,...", help="networks to time")] = "mlp,cnn2,cnn6",
+    device: Device = None,
+    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16")] = "float32",
+    compile: Annotated[str, typer.Option(help="auto, true or false: compile the stacked step")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Time a plain PyTorch loop, the loop engine and the stacked engine side by side on this machine."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from fedmes import bench as benchmark
+    from fedmes import experiment, tables
+    from fedmes.config import parse_value
+
+    names = [name.strip() for name in models.split(",")]
+    for name in names:
+        if name not in benchmark.SHAPES:
+            raise unknown("model", name, benchmark.SHAPES)
+    where = experiment.pick_device(device or "auto")
+    rows = []
+    with Console(stderr=True).status("") as status:
+        for name in names:
+            for seeds in (1, 5):
+                status.update(f"timing {name}, {seeds * benchmark.CLIENTS} clients")
+                rows.append(benchmark.measure(name, seeds, where.type, precision, parse_value(compile)))
+    title = experiment.device_name(where)
+    if json:
+        print(dumps({"device": title, "rows": [asdict(row) for row in rows]}, indent=2))
+    else:
+        Console().print(tables.bench(f"{title}, {precision}", rows))
+
+
 @app.command("list", epilog="Example: fedmes list methods")
 def list_names(kind: Annotated[str | None, typer.Argument(metavar="[methods|benchmarks|models]")] = None) -> None:
     """Show the methods, benchmarks and models there are."""

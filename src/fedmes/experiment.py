@@ -24,7 +24,9 @@ from fedmes.contract import Method
 from fedmes.data import Source
 from fedmes.data.own import open_own
 from fedmes.engines import Engine, RoundRow, Score
+from fedmes.engines.capacity import replicas_that_fit
 from fedmes.engines.loop import LoopEngine
+from fedmes.engines.stacked import StackedEngine
 from fedmes.errors import UserError
 from fedmes.federation import Federation, Samples
 from fedmes.functional import put
@@ -32,8 +34,6 @@ from fedmes.methods import METHODS
 from fedmes.net import Net
 from fedmes.plan import Plan, Work
 from fedmes.results import Result
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
     own = own or {}
     make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
-    device = _device(config.device)
+    device = pick_device(config.device)
     if config.data.path is not None:
         source = open_own(Path(config.data.path), config.data.image_size, config.rounds)
     else:
@@ -104,8 +104,9 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
     shape, classes = source.dataset.shape, len(source.dataset.class_names)
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
-    dtype = DTYPES[config.engine.precision]
-    method: Method = make_method(nets[0].to(device, dtype), config)
+    dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
+    autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
+    method: Method = make_method(nets[0].to(device, dtype, autocast), config)
     if method.store == "none":
         capacities = [0] * config.clients
     work = Work(
@@ -126,7 +127,10 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         )
         for stream, net in zip(streams, nets, strict=True)
     ]
-    return Prepared(config, source, federations, method, Samples(source.dataset, device, dtype))
+    samples = Samples(source.dataset, device, dtype)
+    if config.engine.name == "stacked" and config.engine.stack is None:
+        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+    return Prepared(config, source, federations, method, samples)
 
 
 def execute(prepared: Prepared, out: Path | None, on_progress: Listener | None = None) -> Result:
@@ -135,39 +139,61 @@ def execute(prepared: Prepared, out: Path | None, on_progress: Listener | None =
     directory = out or default_directory(config)
     results.claim(directory, config, versions())
     began = time.perf_counter()
-    engine: Engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
+    if config.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    engine = _engine(prepared)
     total = len(prepared.federations[0].stream.position)
     book = _Book(prepared)
     train = evaluation = 0.0
-    with _threads_for(config):
+    with numerics(config):
         for g in range(total):
             start = time.perf_counter()
             rows = engine.round(g)
             middle = time.perf_counter()
             scores = engine.evaluate(g)
             train += middle - start
+            train -= engine.compile_seconds if g == 0 else 0
             evaluation += time.perf_counter() - middle
             book.enter(rows, scores)
             if on_progress is not None:
                 on_progress(book.progress(g, total))
         _save_models(directory, prepared, engine)
-    seconds = {"train": train, "eval": evaluation, "compile": 0.0, "total": time.perf_counter() - began}
-    result = book.result(seconds)
+    seconds = {
+        "train": train,
+        "eval": evaluation,
+        "compile": engine.compile_seconds,
+        "total": time.perf_counter() - began,
+    }
+    result = book.result(seconds, engine.notes)
     result.write(directory)
     return result
 
 
+def _engine(prepared: Prepared) -> Engine:
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    if prepared.config.engine.name == "loop":
+        return LoopEngine(*parts)
+    engine = prepared.config.engine
+    assert engine.stack is not None
+    return StackedEngine(*parts, engine.stack, bool(engine.compile))
+
+
 @contextmanager
-def _threads_for(config: Config) -> Iterator[None]:
-    """One thread for small dense networks: there are no gains from more, and on a busy machine they wait for each other
-    many times longer than they work."""
+def numerics(config: Config) -> Iterator[None]:
+    """Threads and the precision of products while a run goes on; afterwards as it was."""
     threads = torch.get_num_threads()
-    if config.model.name in ("linear", "mlp"):
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    if config.engine.name == "loop" and config.model.name in ("linear", "mlp"):
+        # Small products gain nothing from more threads, and on a busy machine threads wait far longer than they work.
         torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = config.engine.precision == "tf32"
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def default_directory(config: Config) -> Path:
@@ -192,12 +218,20 @@ def versions() -> dict[str, str]:
     return installed | {"python": platform.python_version()}
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"device: must be 'auto', 'cpu' or 'cuda', not '{name}'")
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device: there is no CUDA device on this machine; use --device cpu")
     return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
 def _settle(config: Config, source: Source, clients: int, tasks: int, device: str) -> Config:
@@ -210,8 +244,19 @@ def _settle(config: Config, source: Source, clients: int, tasks: int, device: st
     shape = source.dataset.shape
     automatic = "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
     model = automatic if config.model.name == "auto" else config.model.name
+    engine = config.engine.name
+    if engine == "auto":  # measured: on a CPU convolutions mapped over clients are slower than one client at a time
+        engine = "stacked" if device == "cuda" or model in ("linear", "mlp") else "loop"
+    compiled = device == "cuda" if config.engine.compile == "auto" else config.engine.compile
     return config.with_(
-        {"clients": clients, "tasks": tasks, "device": device, "model.name": model, "engine.name": "loop"}
+        {
+            "clients": clients,
+            "tasks": tasks,
+            "device": device,
+            "model.name": model,
+            "engine.name": engine,
+            "engine.compile": compiled and engine == "stacked",
+        }
     )
 
 
@@ -257,7 +302,7 @@ class _Book:
         task = int(self.prepared.federations[0].stream.position[g].max()) + 1
         return Progress(g + 1, total, task, self.shape[2], g % rounds + 1, rounds, accuracy)
 
-    def result(self, seconds: dict[str, float]) -> Result:
+    def result(self, seconds: dict[str, float], notes: list[str]) -> Result:
         prepared = self.prepared
         config, federations = prepared.config, prepared.federations
         hashes = [f.stream.sha256() for f in federations]
@@ -274,7 +319,8 @@ class _Book:
             seconds=seconds | {"communication_modelled": self._communication_seconds()},
             memory_share=_memory_share(federations),
             rounds=[self._csv(row) for row in self.rows],
-            notes=sorted({note for f in federations for note in f.stream.notes}),
+            notes=sorted({note for f in federations for note in f.stream.notes} | set(notes)),
+            peak_memory_bytes=torch.cuda.max_memory_allocated() if config.device == "cuda" else None,
         )
 
     def _communication_seconds(self) -> float:

@@ -37,6 +37,7 @@ class Result:
     memory_share: float  # of the training samples met, how many the memory held at the end
     rounds: list[dict[str, Any]] = field(repr=False, default_factory=list)
     notes: list[str] = field(default_factory=list)
+    peak_memory_bytes: int | None = None  # of the GPU
     directory: Path | None = None
 
     @property
@@ -83,6 +84,7 @@ class Result:
             "memory_share": self.memory_share,
             "left_out": self.left_out,
             "notes": self.notes,
+            "peak_memory_bytes": self.peak_memory_bytes,
             "metrics": self.metrics,
         }
         if (nolip := self.metrics_nolip) is not None:
@@ -112,7 +114,8 @@ def load(directory: Path) -> Result:
         config = Config.model_validate(stored_config(directory))
         return Result(
             config, content["split_sha256"], content["parameters"], accuracy, content["communication"],
-            content["seconds"], content["memory_share"], rounds, content["notes"], directory,
+            content["seconds"], content["memory_share"], rounds, content["notes"], content["peak_memory_bytes"],
+            directory,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{directory}: holds no finished run ({error})") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,6 +11,9 @@ from rich.text import Text
 
 from fedmes import metrics
 from fedmes.results import Result
+
+if TYPE_CHECKING:
+    from fedmes.bench import Row
 
 SCORES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
 NUMBERS = {"acc_all": "Acc_ALL", "fr": "FR", "acc_final": "final acc", "fr_final": "final FR"}
@@ -31,7 +34,7 @@ def run_report(result: Result) -> RenderableType:
         f" on {config.benchmark}: {config.model.name} ({result.parameters:,} parameters), {config.clients} clients, "
         f"{config.tasks} tasks x {config.rounds} rounds x {config.epochs} epochs, "
         f"seed{'s' if len(config.seeds) > 1 else ''} {','.join(map(str, config.seeds))}, "
-        f"{config.engine.name} engine on {config.device}",
+        f"{config.engine.name} engine on {config.device} in {config.engine.precision}",
     )
     return Group(head, Text(), _scores(result), Text(), _by_task(result), Text(), *_footer(result))
 
@@ -70,8 +73,13 @@ def _footer(result: Result) -> list[Text]:
     lines = [
         f"memory: {share if result.memory_share else 'none'}",
         f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down (all clients, one seed)",
-        f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f})",
+        f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f}, "
+        f"compilation {seconds['compile']:.1f})",
     ]
+    if result.peak_memory_bytes is not None:
+        peak = result.peak_memory_bytes
+        replica = peak / (config.clients * len(config.seeds))
+        lines.append(f"GPU memory: {peak / 1e9:.2f} GB at most, {replica / 1e6:.1f} MB a client and seed")
     if result.left_out:
         lines.append(f"left out: {result.left_out} updates that were not finite (rounds.csv says whose)")
     lines += [f"note: {note}" for note in result.notes[:3]]
@@ -109,6 +117,18 @@ def comparison(results: Sequence[Result]) -> Table:
             winner = number["mean"] is not None and number["mean"] == best[column]
             cells.append(Text(_number(number), style="bold" if winner else ""))
         table.add_row(label, *cells, *cost)
+    return table
+
+
+def bench(title: str, rows: Sequence[Row]) -> Table:
+    """Client-steps a second, three ways."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=f"client-steps a second on {title}")
+    table.add_column("model")
+    for name in ("clients", "plain loop", "loop engine", "stacked", "stacked / plain", "auto takes"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rates = (row.plain_client_steps_per_s, row.loop_client_steps_per_s, row.stacked_client_steps_per_s)
+        table.add_row(row.model, str(row.replicas), *(f"{r:,.1f}" for r in rates), f"{row.speedup:.2f}", row.auto)
     return table
 
 

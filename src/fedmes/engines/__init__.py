@@ -36,6 +36,9 @@ class Score:
 
 
 class Engine(Protocol):
+    notes: list[str]  # what did not go as asked
+    compile_seconds: float
+
     def round(self, g: int) -> list[RoundRow]:
         """Train global round g of all seeds and average."""
 

@@ -83,6 +83,8 @@ class LoopEngine:
             [method.init(params, site.me()) for site in sites]
             for params, sites in zip(initial, self.sites, strict=True)
         ]
+        self.notes: list[str] = []
+        self.compile_seconds = 0.0
         self.learned = [[-1] * len(sites) for sites in self.sites]  # the last task each client has finished
 
     @torch.no_grad()

@@ -2,8 +2,8 @@
 
 A method's functions are mapped over both (`torch.func.vmap`); what the server sends is mapped over seeds only, so
 clients share it without copies. Steps run on slots (see timetable.py): a client's state is loaded into a slot, trained
-there and written back, so clients of unequal length, and more clients than fit, are one mechanism. All that a step needs
-lies on the device before the first one; on a GPU the step is compiled and captured in a CUDA graph that is replayed.
+there and written back, so clients of unequal length, and more clients than fit, are one mechanism. All that a step
+needs lies on the device before the first one; on a GPU the step is compiled and captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ class StackedEngine:
 
     def _prepare_step(self) -> Callable[[], None]:
         """The step as it will be called: plain, compiled, or compiled and captured in a CUDA graph."""
-        self._one_step()  # on empty slots: finds out what changes, and that it works at all
         if not self._compiled:
             return self._one_step
+        self._one_step()  # on empty slots: finds out what changes, which a compiled step will not tell
         start = time.perf_counter()
         try:
             step: Callable[[], None] = torch.compile(self._one_step, fullgraph=True, dynamic=False)

@@ -1,0 +1,68 @@
+"""How many clients can be trained at a time in the memory there is: an estimate."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from fedmes import wire
+from fedmes.contract import Method
+from fedmes.federation import Federation, Samples, Site
+from fedmes.net import Net
+
+HEADROOM = 0.7  # the part of free memory that is planned with
+
+
+def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
+    """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of two that does."""
+    replicas = sum(len(f.plans) for f in federations)
+    initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
+    weights = wire.size(initial)
+    state = wire.size(method.init(initial, Site(0, federations[0], samples, method.config).me()))
+    plans = [plan for f in federations for plan in f.plans]
+    width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
+    # Kept for every client: its state, and a copy while it is merged. On a slot: the state before and after a step, two
+    # gradients and what the optimizer makes of them, and what the backward pass needs, with as much again in passing.
+    kept = 2 * state + weights
+    slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
+    room = HEADROOM * free_bytes(samples.device) - replicas * kept
+    fit = max(1, int(room // slot))
+    return replicas if fit >= replicas else 2 ** int(math.log2(fit))
+
+
+def activation_bytes(net: Net, samples: Samples) -> float:
+    """What one sample leaves behind for the backward pass."""
+    params = {
+        name: p.detach().clone().to(samples.device, samples.dtype).requires_grad_() for name, p in net.initial.items()
+    }
+    own = {p.data_ptr() for p in params.values()}
+    saved = 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        saved += tensor.nbytes if tensor.data_ptr() not in own else 0
+        return tensor
+
+    rows = torch.zeros(2, dtype=torch.int64, device=samples.device)
+    x = samples.take(rows, samples.scale(None))
+    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+        net.logits(params, x)
+    return saved / 2
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
