@@ -1,7 +1,7 @@
 """Client-steps a second on the device at hand: a plain hand-written PyTorch loop, the loop engine, the stacked engine.
 
-All three do the same FedMeS rounds on the same made-up images: the lambda pass, two gradients a step, the choice of rule,
-Adam, and averaging. The plain loop below is what somebody would write without this package; it uses nothing of it.
+All three do the same FedMeS rounds on the same made-up images: the lambda pass, two gradients a step, the choice of
+rule, Adam, and averaging. The plain loop below is what somebody would write without this package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Row:
 
 
 def measure(model: str, seeds: int, device: str, precision: str, compiled: bool | str = "auto") -> Row:
-    """One row; sequential ways are timed on the first seed's clients, since their rate does not depend on the others."""
+    """One row; the two sequential ways are timed on the first seed's clients: their rate is the same for the others."""
     prepared = _prepared(model, seeds, device, precision, compiled)
     first = Prepared(prepared.config, prepared.source, prepared.federations[:1], prepared.method, prepared.samples)
     parts = (prepared.method, prepared.federations, prepared.samples)
@@ -81,7 +81,7 @@ def _timed(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def _rate(engine: Engine, prepared: Prepared) -> float:
-    """Steps a second in the second and third round of the fourth task, with a filled memory; the first is for warming up."""
+    """Steps a second in the fourth task, with a filled memory; its first round is for warming up."""
     warm = 3 * prepared.config.rounds
     engine.round(warm)
     rounds = [warm + 1] if prepared.config.epochs == 1 else [warm + 1, warm + 2]

@@ -105,8 +105,8 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     shape, classes = source.dataset.shape, len(source.dataset.class_names)
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
     dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
-    autocast = torch.bfloat16 if config.engine.precision == "bf16" else None
-    method: Method = make_method(nets[0].to(device, dtype, autocast), config)
+    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    method: Method = make_method(nets[0].to(device, dtype, compute), config)
     if method.store == "none":
         capacities = [0] * config.clients
     work = Work(
@@ -183,17 +183,21 @@ def numerics(config: Config) -> Iterator[None]:
     """Threads and the precision of products while a run goes on; afterwards as it was."""
     threads = torch.get_num_threads()
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    timed = torch.backends.cudnn.benchmark
     if config.engine.name == "loop" and config.model.name in ("linear", "mlp"):
         # Small products gain nothing from more threads, and on a busy machine threads wait far longer than they work.
         torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = config.engine.precision == "tf32"
+    # Where bits are given up for speed, convolutions are timed and the fastest kernels taken.
+    torch.backends.cudnn.benchmark = config.engine.precision in ("tf32", "bf16")
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
         torch.backends.cudnn.allow_tf32 = convolutions
+        torch.backends.cudnn.benchmark = timed
 
 
 def default_directory(config: Config) -> Path:

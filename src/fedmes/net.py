@@ -70,7 +70,7 @@ class Net:
                 f"model {type(module).__name__} needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
             )
         self.classes = classes
-        self.autocast: torch.dtype | None = None  # layers may compute in fewer bits; what comes out never has fewer
+        self.compute: torch.dtype | None = None  # layers may compute in fewer bits than weights and losses have
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
         self.parts = _Parts(module).eval()
@@ -79,9 +79,9 @@ class Net:
             name.removeprefix("module."): p.detach().clone() for name, p in self.parts.named_parameters()
         }
 
-    def to(self, device: torch.device, dtype: torch.dtype, autocast: torch.dtype | None = None) -> Net:
-        self.parts.to(device, dtype)  # for buffers; parameters are always passed in
-        self.autocast = autocast
+    def to(self, device: torch.device, dtype: torch.dtype, compute: torch.dtype | None = None) -> Net:
+        self.parts.to(device, compute or dtype)  # for buffers; parameters are always passed in
+        self.compute = compute
         return self
 
     @property
@@ -105,9 +105,9 @@ class Net:
     ) -> tuple[Tensor, ...]:
         for dropout in self.dropouts:
             dropout.key = key
-        named = {f"module.{name}": p for name, p in params.items()}
-        with torch.autocast(x.device.type, self.autocast, enabled=self.autocast is not None):
-            answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
+        inside = self.compute or x.dtype
+        named = {f"module.{name}": p.to(inside) for name, p in params.items()}
+        answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x.to(inside), parts))
         for dropout in self.dropouts:
             dropout.key = None
         return tuple(t.to(x.dtype) for t in answer)

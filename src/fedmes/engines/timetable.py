@@ -44,11 +44,29 @@ def _triples(clients: Ints, where: np.ndarray) -> Ints:
     return np.stack([seed, slot, clients[seed, slot]], axis=1).astype(np.int64)
 
 
+def share_out(steps: Ints, lanes: int) -> Ints:
+    """steps[seed, client] as [lane, seed, client]: each client in one lane, the longest first to the emptiest."""
+    shared = np.zeros((lanes, *steps.shape), np.int64)
+    for seed, row in enumerate(steps):
+        load = [0] * lanes
+        for k in np.argsort(-row, kind="stable").tolist():
+            lane = load.index(min(load))
+            shared[lane, seed, k] = row[k]
+            load[lane] += int(row[k])
+    return shared
+
+
+OVERHEAD = 2  # what a step costs besides its slots, in slots (measured, GPU and CPU)
+
+
 def width_for(steps: Ints, limit: int) -> int:
-    """Slots a seed, for steps[round, seed, client]: as few as keep every round as short as its longest client."""
-    longest = steps.max(axis=(1, 2))
-    needed = -(-steps.sum(axis=2).max(axis=1) // np.maximum(longest, 1))
-    return max(1, min(limit, int(needed.max())))
+    """The number of slots a seed that makes a run shortest, for steps[round, seed, client]."""
+    longest, total = steps.max(axis=(1, 2)), steps.sum(axis=2).max(axis=1)  # by round
+
+    def cost(width: int) -> int:
+        return int(np.maximum(longest, -(-total // width)).sum()) * (steps.shape[1] * width + OVERHEAD)
+
+    return min(range(1, min(limit, steps.shape[2]) + 1), key=cost)
 
 
 def length_for(steps: Ints, width: int) -> int:
