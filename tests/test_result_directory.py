@@ -26,7 +26,7 @@ def test_result_json_holds_what_the_contract_names(run_directory):
     content = json.loads((run_directory / "result.json").read_text())
     expected = {
         "benchmark": "split-digits", "method": "fedmes", "model": "mlp", "clients": 3, "tasks": 2, "rounds": 2,
-        "epochs": 1, "seeds": [0, 3], "engine": "loop", "device": "cpu", "parameters": 64 * 8 + 8 + 72 + 90,
+        "epochs": 1, "seeds": [0, 3], "engine": "stacked", "device": "cpu", "parameters": 64 * 8 + 8 + 72 + 90,
     }  # fmt: skip
     assert {key: content[key] for key in expected} == expected
     for family in ("metrics", "metrics_nolip"):
@@ -119,7 +119,7 @@ def test_the_stored_configuration_runs_again_with_the_same_bytes(run_directory, 
 def test_configuration_file_is_whole_and_names_versions(run_directory):
     content = tomllib.loads((run_directory / "config.toml").read_text())
     assert {"torch", "numpy", "python", "fedmes"} <= set(content["versions"])
-    assert content["engine"]["name"] == "loop"
+    assert content["engine"] == {"name": "stacked", "precision": "float32", "stack": 6, "compile": False}
     assert content["device"] == "cpu"
     assert config.load(run_directory / "config.toml", {}).model_dump()["knn"]["k"] == 9
 

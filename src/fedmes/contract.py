@@ -5,7 +5,7 @@ the other, for all clients at once (`torch.func.vmap`), or on a site of its own.
 
 * no Python branch on a tensor's value (`torch.where`, masks), nothing in place, no randomness of its own;
 * what a client keeps is a flat dictionary of tensors; a client function returns only the entries it changes;
-* state entries are named `part.name`, for example `w.head.weight` for a model's weights or `opt.t` for an optimizer.
+* state entries are named `part.name`, for example `w.head.weight` for a model's weights or `opt.c1` for an optimizer.
 """
 
 from __future__ import annotations

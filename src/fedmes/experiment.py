@@ -104,6 +104,7 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
     shape, classes = source.dataset.shape, len(source.dataset.class_names)
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
+    config = _settle_engine(config, nets[0].stackable(shape))
     dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     method: Method = make_method(nets[0].to(device, dtype, compute), config)
@@ -248,20 +249,18 @@ def _settle(config: Config, source: Source, clients: int, tasks: int, device: st
     shape = source.dataset.shape
     automatic = "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
     model = automatic if config.model.name == "auto" else config.model.name
+    return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
+
+
+def _settle_engine(config: Config, stackable: bool) -> Config:
     engine = config.engine.name
-    if engine == "auto":  # measured: on a CPU convolutions mapped over clients are slower than one client at a time
-        engine = "stacked" if device == "cuda" or model in ("linear", "mlp") else "loop"
-    compiled = device == "cuda" if config.engine.compile == "auto" else config.engine.compile
-    return config.with_(
-        {
-            "clients": clients,
-            "tasks": tasks,
-            "device": device,
-            "model.name": model,
-            "engine.name": engine,
-            "engine.compile": compiled and engine == "stacked",
-        }
-    )
+    if engine == "auto":  # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
+        small = config.model.name in ("linear", "mlp")
+        engine = "stacked" if stackable and (config.device == "cuda" or small) else "loop"
+    if engine == "stacked" and not stackable:
+        raise UserError(f"model {config.model.name} has a layer that cannot be stacked; use --engine loop")
+    compiled = config.device == "cuda" if config.engine.compile == "auto" else config.engine.compile
+    return config.with_({"engine.name": engine, "engine.compile": compiled and engine == "stacked"})
 
 
 def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> Net:

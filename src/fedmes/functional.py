@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -95,16 +94,16 @@ class Adam:
 
     def fresh(self, params: Tensors) -> Tensors:
         zeros = {name: torch.zeros_like(p) for name, p in params.items()}
-        step = torch.zeros((), dtype=next(iter(params.values())).dtype, device=next(iter(params.values())).device)
-        return put("m", zeros) | put("v", zeros) | {"t": step}
+        nothing = torch.zeros_like(next(iter(params.values())).flatten()[0])
+        return put("m", zeros) | put("v", zeros) | {"c1": nothing, "c2": nothing}
 
     def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
-        t = state["t"] + 1
-        # expm1: 1 - beta2**t in float32 would lose four digits in the first steps
-        rate = lr / -torch.expm1(t * math.log(self.beta1))
-        root = (-torch.expm1(t * math.log(self.beta2))).sqrt()
+        # c = 1 - beta**t, step by step: taken as a difference in float32 it would lose four digits at first
+        c1 = self.beta1 * state["c1"] + (1 - self.beta1)
+        c2 = self.beta2 * state["c2"] + (1 - self.beta2)
+        rate, root = lr / c1, c2.sqrt()
         new: Tensors = {}
-        changed: Tensors = {"t": t}
+        changed: Tensors = {"c1": c1, "c2": c2}
         for name, p in params.items():
             d = direction[name]
             m = torch.lerp(state[f"m.{name}"], d, 1 - self.beta1)

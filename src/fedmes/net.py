@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedmes.errors import UserError
 
@@ -37,8 +37,8 @@ class KeyedDropout(nn.Module):
 def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Uniform numbers in [0, 1) from an int64 key, 24 bits each: a splitmix-like hash of (key, place)."""
     place = torch.arange(math.prod(shape), device=key.device).reshape(shape)
-    h = key * 0x2545F4914F6CDD1D + place * -0x61C8864680B583EB
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+    h = key * 0x2545F4914F6CDD1D + place
+    for shift, factor in ((33, -0x61C8864680B583EB), (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         h = (h ^ ((h >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
 
@@ -87,6 +87,18 @@ class Net:
     @property
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.initial.values())
+
+    def stackable(self, shape: tuple[int, ...]) -> bool:
+        """Can torch map it over clients? Not every layer has a rule for that (LSTM has none without a gradient)."""
+        kind = next(self.parts.parameters())
+        params = {name: p.to(kind)[None, None] for name, p in self.initial.items()}
+        x = torch.zeros(1, 1, 2, *shape, device=kind.device)
+        try:
+            with torch.no_grad():
+                vmap(vmap(self.logits_and_embedding))(params, x)
+        except RuntimeError:
+            return False
+        return True
 
     def logits(self, params: Tensors, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Class scores; with a key, dropout is on."""

@@ -8,6 +8,7 @@ need not wait for each other.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,6 +110,7 @@ class Lane:
     def compile(self) -> None:
         """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. Slots are empty yet."""
         self.step()  # finds out what changes, which a compiled step does not tell
+        warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)  # float32 is meant where it is asked for
         step: Callable[[], object] = torch.compile(self.step, fullgraph=True, dynamic=False)
         for _ in range(3):
             self.clock.zero_()
@@ -117,7 +119,7 @@ class Lane:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             self.clock.zero_()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the planning thread pins memory
                 step()
             step = graph.replay
         self.advance = step

@@ -83,6 +83,8 @@ def make(steps: Sequence[Sequence[int]] | Ints, width: int) -> Timetable:
     for seed, row in enumerate(counts.tolist()):
         begin = 0
         for k, count in enumerate(row):
+            if count == 0:
+                continue
             end = begin + count
             cut = begin - begin % length + length  # where the slot is full
             late = max(0, min(end, cut) - begin)  # steps in this slot; the others come first, in the next slot

@@ -1,0 +1,260 @@
+"""The stacked engine gives what the loop gives: for every method, in every awkward situation."""
+
+import dataclasses
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmes
+from fedmes import config, experiment
+from fedmes.engines.capacity import activation_bytes, replicas_that_fit
+from fedmes.engines.loop import LoopEngine
+from fedmes.engines.stacked import StackedEngine
+from fedmes.federation import Federation
+from fedmes.methods import METHODS
+from fedmes.methods.fedavg import FedAvg
+from fedmes.plan import Plan
+
+# Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to four classes.
+AWKWARD = {
+    "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 7, "seeds": [0, 5],
+    "memory": [0, 3, 9, 60], "memory.per_task": 5, "memory.batch": 6, "model": "mlp", "model.width": 12,
+    "model.dropout": 0.3, "synthetic.classes": 4, "synthetic.train": 60, "synthetic.test": 9, "stream.frac": 9,
+    "engine.precision": "float64",
+}  # fmt: skip
+
+# Client 0 drops out of a round, client 1 comes late, client 2 misses its second task, client 3 is done early.
+POSITION = [[0, -1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 2], [2, 1, 2, 2], [2, 2, 2, -1]]
+ACTIVE = [[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
+
+
+def prepared_with(options, staggered=False, own=None):
+    prepared = experiment.prepare(config.load(None, AWKWARD | options), own)
+    if not staggered:
+        return prepared
+    federations = []
+    for f in prepared.federations:
+        stream = dataclasses.replace(f.stream, position=np.array(POSITION), active=np.array(ACTIVE))
+        plans = [Plan(stream, k, plan.capacity, plan.work) for k, plan in enumerate(f.plans)]
+        federations.append(Federation(stream, plans, f.initial, f.normalisation))
+    return dataclasses.replace(prepared, federations=federations)
+
+
+def engines(prepared, stack=1000, compiled=False):
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    return LoopEngine(*parts), StackedEngine(*parts, stack, compiled)
+
+
+def assert_equal_states(loop, stacked, rtol):
+    for s, row in enumerate(loop.clients):
+        for name, value in loop.servers[s].items():
+            torch.testing.assert_close(stacked.server[name][s], value, rtol=rtol, atol=rtol)
+        for k, st in enumerate(row):
+            assert set(st) == set(stacked.state)
+            for name, value in st.items():
+                torch.testing.assert_close(stacked.state[name][s, k], value, rtol=rtol, atol=rtol)
+
+
+def assert_equal_runs(prepared, stack=1000):
+    """Rows, scores and weights of whole runs in float64."""
+    loop, stacked = engines(prepared, stack)
+    for g in range(len(prepared.federations[0].stream.position)):
+        for mine, theirs in zip(stacked.round(g), loop.round(g), strict=True):
+            fixed = ("seed", "client", "position", "index", "up_bytes", "down_bytes", "left_out")
+            assert [getattr(mine, name) for name in fixed] == [getattr(theirs, name) for name in fixed]
+            assert mine.report == pytest.approx(theirs.report, rel=1e-8)
+        for mine, theirs in zip(stacked.evaluate(g), loop.evaluate(g), strict=True):
+            assert (mine.seed, mine.client, mine.position) == (theirs.seed, theirs.client, theirs.position)
+            for kind, accuracy in theirs.accuracy.items():
+                np.testing.assert_array_equal(mine.accuracy[kind], accuracy)
+    assert_equal_states(loop, stacked, 1e-8)
+    for s, k in np.ndindex(stacked.seeds, stacked.clients):
+        mine, theirs = stacked.predictor(s, k), loop.predictor(s, k)
+        for name, value in theirs.items():
+            torch.testing.assert_close(mine[name], value, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("staggered", [False, True])
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_whole_runs_are_equal(method, staggered):
+    assert_equal_runs(prepared_with({"method": method}, staggered))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_weights_are_equal_after_a_round_in_float32(method):
+    prepared = prepared_with({"method": method, "engine.precision": "float32", "optim.name": "sgd"})
+    loop, stacked = engines(prepared)
+    loop.round(0), stacked.round(0)
+    assert_equal_states(loop, stacked, 1e-5)
+
+
+@pytest.mark.parametrize("stack", [1, 3, 6])
+def test_chunks_change_nothing(stack):
+    assert_equal_runs(prepared_with({}, staggered=True), stack)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_lanes_change_nothing(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        prepared = prepared_with({})
+        assert len(engines(prepared)[1].lanes) == threads
+        assert_equal_runs(prepared)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"knn.theta": "tuned"},
+        {"knn.memory": "before", "knn.kernel": "exp_d2"},
+        {"train.scope": "block"},
+        {"train.scope": "all", "optim.name": "sgd"},
+        {"fedmes.start": "continue", "fedmes.lambda": 0.5},
+        {"memory": 0},
+        {"model": "linear", "model.width": None, "model.dropout": 0.0},
+        {"model": "cnn2", "model.width": 6, "data.image_size": 5, "synthetic.channels": 2, "knn.features": "conv"},
+    ],
+    ids=str,
+)
+def test_options_are_equal(options):
+    options = {key: value for key, value in options.items() if value is not None}
+    base = dict(AWKWARD)
+    if options.get("model") == "linear":
+        base.pop("model.width")
+    prepared = experiment.prepare(config.load(None, base | options))
+    assert_equal_runs(prepared)
+
+
+def test_seeds_together_equal_seeds_alone(tmp_path):
+    options = {key: value for key, value in AWKWARD.items() if key != "seeds"} | {"engine": "stacked"}
+    together = fedmes.run(**options, seeds=[0, 1, 2], out=tmp_path / "all")
+    for i, seed in enumerate((0, 1, 2)):
+        alone = fedmes.run(**options, seeds=[seed], out=tmp_path / str(seed))
+        for name, table in together.accuracy.items():
+            np.testing.assert_array_equal(table[i], alone.accuracy[name][0])
+
+
+class Broken(FedAvg):
+    """Client 1 uploads NaN."""
+
+    def upload(self, st, me):
+        return {name: torch.where(me.client == 1, torch.nan, t) for name, t in super().upload(st, me).items()}
+
+
+def test_an_update_that_is_not_finite_is_left_out():
+    assert_equal_runs(prepared_with({}, own={"method": Broken}))
+
+
+def test_compiled_equals_plain():
+    """torch.compile on this machine's compiler; the same numbers to rounding."""
+    prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 2, "model.width": 6})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        loop, stacked = engines(prepared, compiled=True)
+        for g in range(4):
+            loop.round(g), stacked.round(g)
+    if stacked.notes:
+        pytest.skip(f"no working compiler here: {stacked.notes[0]}")
+    assert stacked.compile_seconds > 0
+    assert_equal_states(loop, stacked, 1e-8)
+
+
+def test_a_compiler_that_fails_is_named_and_done_without(monkeypatch, tmp_path):
+    def broken(*arguments, **options):
+        raise RuntimeError("no compiler in sight")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    options = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "model": {"name": "mlp", "width": 4}}
+    with pytest.warns(RuntimeWarning, match="no compiler in sight"):
+        result = fedmes.run(**options, engine={"name": "stacked", "compile": True}, out=tmp_path / "a")
+    assert any("no compiler in sight" in note for note in result.notes)
+    plain = fedmes.run(**options, engine={"name": "stacked", "compile": False}, out=tmp_path / "b")
+    np.testing.assert_array_equal(result.acc, plain.acc)
+
+
+class Grouped(nn.Module):
+    """A convolution with GroupNorm."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(shape[0], 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Tanh())
+        self.head = nn.Linear(4 * math.prod(shape[1:]), classes)
+
+    def features(self, x):
+        return self.body(x)
+
+
+def test_a_module_of_ones_own():
+    base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
+    prepared = experiment.prepare(config.load(None, base | {"model": "own.py:Grouped"}), {"model": Grouped})
+    assert_equal_runs(prepared)
+
+
+def test_auto_takes_the_engine_that_the_docs_say():
+    small = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "device": "cpu"}
+    chosen = {}
+    for model in ("linear", "mlp", "cnn2", "cnn6"):
+        chosen[model] = experiment.prepare(config.load(None, small | {"model": model})).config.engine
+    assert {model: engine.name for model, engine in chosen.items()} == {
+        "linear": "stacked", "mlp": "stacked", "cnn2": "loop", "cnn6": "loop",
+    }  # fmt: skip
+    assert chosen["mlp"].compile is False
+    assert chosen["mlp"].stack == 2
+
+
+def test_the_stack_is_estimated_from_memory(monkeypatch):
+    prepared = prepared_with({"memory": 9, "engine": "stacked"})
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    assert replicas_that_fit(*parts) == 8
+    monkeypatch.setattr("fedmes.engines.capacity.free_bytes", lambda device: 1_000_000)
+    few = replicas_that_fit(*parts)
+    assert few in (1, 2, 4)
+    assert not any(p.requires_grad for p in prepared.method.net.initial.values())
+
+
+def test_activations_are_counted_without_the_weights():
+    """linear saves its input alone: 64 doubles a sample."""
+    base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
+    prepared = experiment.prepare(config.load(None, base | {"model": "linear"}))
+    assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_other_precisions_run(tmp_path, precision):
+    options = {"clients": 2, "tasks": 2, "rounds": 1, "epochs": 2, "model": {"name": "mlp", "width": 16}}
+    result = fedmes.run(**options, engine={"precision": precision}, out=tmp_path / precision)
+    exact = fedmes.run(**options, out=tmp_path / "float32")
+    assert result.as_dict()["precision"] == precision
+    assert result.metrics["masked"]["acc_all"]["mean"] == pytest.approx(
+        exact.metrics["masked"]["acc_all"]["mean"], abs=0.1
+    )
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Rows(nn.Module):
+    """An LSTM over the rows of an image: torch has no rule to map it without a gradient."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.lstm = nn.LSTM(shape[2], 5, batch_first=True)
+        self.head = nn.Linear(5, classes)
+
+    def features(self, x):
+        return self.lstm(x[:, 0])[0][:, -1]
+
+
+def test_a_network_that_cannot_be_stacked_is_trained_by_the_loop(tmp_path):
+    options = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1}
+    result = fedmes.run(**options, model=Rows, out=tmp_path / "out")
+    assert result.config.engine.name == "loop"
+    with pytest.raises(fedmes.UserError, match="use --engine loop"):
+        fedmes.run(**options, model=Rows, engine="stacked", out=tmp_path / "never")
+    assert not (tmp_path / "never").exists()
