@@ -23,7 +23,7 @@ from fedmes.experiment import Prepared
 FORWARD_MFLOP = {"mlp": 0.18, "cnn2": 24.6, "cnn6": 81.5}  # a sample
 
 
-def prepared(model: str, device: str, precision: str, **changes: object) -> Prepared:
+def prepared(model: str, device: str, precision: str, changes: dict[str, object]) -> Prepared:
     options = bench._options(model, 1, device, precision) | {"engine": "stacked"} | changes
     return experiment.prepare(config.load(None, options))
 
@@ -61,7 +61,7 @@ def main() -> None:
     asked = parser.parse_args()
     kind = (asked.model, asked.device, asked.precision)
 
-    base = client_step_seconds(prepared(*kind))
+    base = client_step_seconds(prepared(*kind, {}))
     print(f"{asked.model} on {experiment.device_name(torch.device(asked.device))}, {asked.precision}")
     print(f"10 clients, memory 150: {1e6 * base:.0f} microseconds a client-step")
     variants: dict[str, dict[str, object]] = {
@@ -73,7 +73,7 @@ def main() -> None:
         "memory 600": {"memory": 600},
     }
     for title, changes in variants.items():
-        print(f"{title + ':':<24}{client_step_seconds(prepared(*kind, **changes)) / base:6.2f} of that a client-step")
+        print(f"{title + ':':<24}{client_step_seconds(prepared(*kind, changes)) / base:6.2f} of that a client-step")
 
     flop = FORWARD_MFLOP[asked.model] * 1e6 * 80 * 3  # two batches of 40, forward and backward
     rate = matrix_rate(asked.device, asked.precision)
