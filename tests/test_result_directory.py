@@ -130,6 +130,12 @@ def test_loading_a_result_gives_the_same_numbers(run_directory):
     assert loaded.as_dict() == content
 
 
+def test_a_result_shows_its_scores(run_directory):
+    loaded = results.load(run_directory)
+    assert repr(loaded).startswith("<fedmes on split-digits: oblivious Acc_ALL 0.")
+    assert f"{loaded.metrics['masked']['acc_final']['mean']:.3f}" in repr(loaded)
+
+
 def test_models_can_be_left_out(tmp_path):
     fedmes.run(**SMALL, output={"models": "none"}, out=tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*.safetensors"))

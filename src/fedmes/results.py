@@ -24,7 +24,7 @@ ROUND_COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What a run measured. `acc` and its kin are [seed, client, t, i]."""
 
@@ -35,10 +35,17 @@ class Result:
     communication: dict[str, int]
     seconds: dict[str, float]
     memory_share: float  # of the training samples met, how many the memory held at the end
-    rounds: list[dict[str, Any]] = field(repr=False, default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None  # of the GPU
     directory: Path | None = None
+
+    def __repr__(self) -> str:
+        scores = "; ".join(
+            f"{score} Acc_ALL {numbers['acc_all']['mean']:.3f}, final {numbers['acc_final']['mean']:.3f}"
+            for score, numbers in self.metrics.items()
+        )
+        return f"<{self.config.method} on {self.config.benchmark}: {scores}>"
 
     @property
     def acc(self) -> Floats:
