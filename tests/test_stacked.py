@@ -227,6 +227,7 @@ def test_activations_are_counted_without_the_weights():
     assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 falls back, and torch says so at length
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_other_precisions_run(tmp_path, precision):
     options = {"clients": 2, "tasks": 2, "rounds": 1, "epochs": 2, "model": {"name": "mlp", "width": 16}}
@@ -258,3 +259,25 @@ def test_a_network_that_cannot_be_stacked_is_trained_by_the_loop(tmp_path):
     with pytest.raises(fedmes.UserError, match="use --engine loop"):
         fedmes.run(**options, model=Rows, engine="stacked", out=tmp_path / "never")
     assert not (tmp_path / "never").exists()
+
+
+def test_lanes_compile_apart_and_as_they_will_run(monkeypatch):
+    """torch counts recompilations by code object and guards on the number of threads: neither may build up."""
+    seen = []
+
+    def compile_nothing(function, **options):
+        seen.append((function.__func__.__code__, torch.get_num_threads()))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 1, "model.width": 6})
+        loop, stacked = engines(prepared, compiled=True)
+        loop.round(0), stacked.round(0)
+    finally:
+        torch.set_num_threads(before)
+    assert len({id(code) for code, _ in seen}) == len(seen) == 2
+    assert [threads for _, threads in seen] == [1, 1]
+    assert_equal_states(loop, stacked, 1e-8)

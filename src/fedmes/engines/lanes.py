@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +112,10 @@ class Lane:
         """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. Slots are empty yet."""
         self.step()  # finds out what changes, which a compiled step does not tell
         warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)  # float32 is meant where it is asked for
-        step: Callable[[], object] = torch.compile(self.step, fullgraph=True, dynamic=False)
+        # A code object of its own: torch counts recompilations by code object, and every lane has its own shapes.
+        code = Lane.step.__code__.replace()
+        own_step = FunctionType(code, Lane.step.__globals__, closure=Lane.step.__closure__)
+        step: Callable[[], object] = torch.compile(MethodType(own_step, self), fullgraph=True, dynamic=False)
         for _ in range(3):
             self.clock.zero_()
             step()

@@ -155,16 +155,17 @@ class StackedEngine:
     def _train(self, plans: list[LanePlan]) -> None:
         for lane, plan in zip(self.lanes, plans, strict=True):
             lane.load(plan.tables)
-        if self._compile:
-            self._compile = False
-            self._compile_step()
-        if len(self.lanes) == 1:
-            self.lanes[0].train(plans[0].timetable)
-            return
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # each lane is a thread of its own
+        if len(self.lanes) > 1:
+            torch.set_num_threads(1)  # each lane is a thread of its own
         try:
-            list(self._crew.map(lambda lane, plan: lane.train(plan.timetable), self.lanes, plans))
+            if self._compile:
+                self._compile = False
+                self._compile_step()
+            if len(self.lanes) == 1:
+                self.lanes[0].train(plans[0].timetable)
+            else:
+                list(self._crew.map(lambda lane, plan: lane.train(plan.timetable), self.lanes, plans))
         finally:
             torch.set_num_threads(threads)
 
