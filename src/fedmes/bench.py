@@ -44,9 +44,9 @@ def measure(model: str, seeds: int, device: str, precision: str, compiled: bool 
     parts = (prepared.method, prepared.federations, prepared.samples)
     with numerics(prepared.config):
         stacked = _rate(StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile)), prepared)
+        plain = _plain_rate(first)  # with the threads that torch takes by itself
     with numerics(prepared.config.with_({"engine.name": "loop"})):
         loop = _rate(LoopEngine(first.method, first.federations, first.samples), first)
-        plain = _plain_rate(first)
     auto = prepare(configuration.load(None, _options(model, 1, device, precision) | {"engine": "auto"})).config
     return Row(model, CLIENTS * seeds, plain, loop, stacked, stacked / plain, auto.engine.name)
 

@@ -172,7 +172,7 @@ def replace_text(path: Path, text: str) -> None:
 
 def _comparable(config: Config) -> dict[str, Any]:
     """The configuration as it comes back from `config.toml`."""
-    return tomllib.loads(config.to_toml({})) | {}
+    return tomllib.loads(config.to_toml({}))
 
 
 def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
