@@ -13,6 +13,8 @@ from fedmes.errors import UserError
 
 Tensors = dict[str, Tensor]
 
+DROPOUT_OFF = -1  # a key that drops nothing, for calls that are mapped over batches with and without dropout
+
 
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a hash of a key: the same in a loop, in a stack and after a resume.
@@ -31,7 +33,8 @@ class KeyedDropout(nn.Module):
             return x
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.whole_channels else tuple(x.shape)
         noise = hashed_uniforms(self.key + (self.salt << 32), shape)
-        return torch.where(noise >= self.p, x / (1 - self.p), 0.0)
+        dropped = torch.where(noise >= self.p, x / (1 - self.p), 0.0)
+        return torch.where(self.key == DROPOUT_OFF, x, dropped)
 
 
 def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 
 from fedmes.contract import Batch, Me, Method
 from fedmes.functional import (
@@ -19,7 +19,7 @@ from fedmes.functional import (
     put,
     scoped,
 )
-from fedmes.net import Net
+from fedmes.net import DROPOUT_OFF, Net
 
 if TYPE_CHECKING:
     from fedmes.config import Config
@@ -59,6 +59,18 @@ class FedAvg(Method):
             return cross_entropy(self.net.logits(params, batch.x, key), batch.y, batch.mask, batch.scope)
 
         return grad_and_value(loss)(params)
+
+    def two_gradients(self, params: Tensors, batch: Batch, mem: Batch, key: Tensor) -> tuple[Tensors, Tensors, Tensor]:
+        """The gradients of a batch and of a memory batch (dropout off), and the batch's loss."""
+        if batch.x.shape != mem.x.shape:
+            (g, loss), (gm, _) = self.gradient(params, batch, key), self.gradient(params, mem, None)
+            return g, gm, loss
+        # Side by side: the weights are read once for both.
+        both = Batch(*(torch.stack(pair) for pair in zip(batch, mem, strict=True)))
+        keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
+        gradients, losses = vmap(self.gradient, in_dims=(None, 0, 0))(params, both, keys)
+        g, gm = ({name: pair[i] for name, pair in gradients.items()} for i in (0, 1))
+        return g, gm, losses[0]
 
     def descend(self, st: Tensors, direction: Tensors, loss: Tensor, me: Me) -> Tensors:
         """An optimizer step against the direction, with its entry in the books."""

@@ -55,8 +55,7 @@ class FedMeS(FedAvg):
 
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         w = pick(st, "w")
-        g, loss = self.gradient(w, batch, me.key)
-        gm, _ = self.gradient(w, mem, None)
+        g, gm, loss = self.two_gradients(w, batch, mem, me.key)
         direction, violated = correct(w, pick(bc, "w"), g, gm, st["lambda"])
         return self.descend(st, direction, loss, me) | {"log.rule2": st["log.rule2"] + violated}
 
