@@ -31,5 +31,5 @@ def test_every_snippet_of_the_readme_runs(tmp_path):
 
 
 def test_every_option_is_documented():
-    documented = set(re.findall(r"^\| `([a-z_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE))
+    documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE))
     assert documented == set(config._keys())

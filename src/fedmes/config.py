@@ -34,9 +34,9 @@ class Model(Section):
 
 class Memory(Section):
     size: Count | list[Count] = 150  # samples a client; a list: one number for each client
-    per_task: Count | None = None  # samples admitted after a task; left out: size // tasks
+    per_task: Count | None = None  # samples a task offers; left out: all, with fifo size // tasks
     batch: Positive | None = None  # samples in a memory gradient; left out: the batch size
-    policy: Literal["fifo"] = "fifo"
+    policy: Literal["fifo", "reservoir", "balanced", "ring"] = "fifo"
 
 
 class Engine(Section):
@@ -66,9 +66,9 @@ class Eval(Section):
 
 
 class KNN(Section):
-    k: Positive = 9
+    k: Positive | None = None  # left out: as the method has it
     theta: Share | Literal["tuned"] = 0.5  # the memory's weight in a prediction
-    kernel: Literal["exp_d", "exp_d2", "knnper"] = "exp_d"
+    kernel: Literal["exp_d", "exp_d2", "knnper"] | None = None
     features: Literal["fc", "conv"] = "fc"  # where neighbours are sought
     memory: Literal["after", "before"] = "after"  # does the memory that votes hold the task just learned?
 
@@ -103,9 +103,39 @@ class Output(Section):
     models: Literal["all", "none"] = "all"
 
 
+class FedproxOptions(Section):
+    mu: Annotated[float, Field(ge=0)] = 0.1  # the pull towards the received model
+
+
+class DittoOptions(Section):
+    lam: Annotated[float, Field(ge=0)] = 0.1  # the personal model's pull towards the received one
+
+
 class FedmesOptions(Section):
     start: Literal["global", "continue"] = "global"  # a round begins with the received or with the client's own model
     lambda_: Literal["paper", "rescaled"] | Annotated[float, Field(ge=0)] = Field("paper", alias="lambda")
+    correction: Literal["agem", "agem_margin", "replay"] = "agem"  # what the memory's gradient does to a step
+
+
+class KnnperOptions(Section):
+    store: Literal["memory", "all"] = "memory"  # who votes: the memory, or all samples of all tasks so far
+
+
+class FlwfOptions(Section):
+    alpha: Annotated[float, Field(ge=0)] = 0.1  # the weight of the past model's opinion
+    temp: Annotated[float, Field(gt=0)] = 2.0
+
+
+class Flwf2tOptions(Section):
+    alpha: Share = 0.5  # the labels' weight
+    beta: Share = 0.3  # the past model's; what is left to 1 is the server model's
+    temp: Annotated[float, Field(gt=0)] = 2.0
+
+    @model_validator(mode="after")
+    def _shares(self) -> Flwf2tOptions:
+        if self.alpha + self.beta > 1:
+            raise ValueError(f"alpha {self.alpha} and beta {self.beta} are more than 1 together")
+        return self
 
 
 class Config(Section):
@@ -129,7 +159,12 @@ class Config(Section):
     knn: KNN = KNN()
     stream: StreamOptions = StreamOptions()
     synthetic: Synthetic = Synthetic()
+    fedprox: FedproxOptions = FedproxOptions()
+    ditto: DittoOptions = DittoOptions()
     fedmes: FedmesOptions = FedmesOptions.model_validate({})
+    knnper: KnnperOptions = KnnperOptions()
+    flwf: FlwfOptions = FlwfOptions()
+    flwf2t: Flwf2tOptions = Flwf2tOptions()
     comm: Comm = Comm()
     output: Output = Output()
 

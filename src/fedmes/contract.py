@@ -10,7 +10,7 @@ the other, for all clients at once (`torch.func.vmap`), or on a site of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -54,7 +54,8 @@ class Method:
     """
 
     walk: ClassVar[str] = "task"  # the samples an epoch walks: the current task's, or those of all tasks "seen"
-    store: ClassVar[str] = "none"  # what a client keeps of its samples: nothing, or a "memory"
+    store: str = "none"  # what a client keeps of its samples: nothing, a "memory", or "all" of them
+    in_force: Mapping[str, object] = {}  # options that were left open, as the method settles them
     # (st, bc, batch) -> sums over the round's samples, added up in chunks before `begin_round`; None: no such pass
     measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
     # (ready, batch, scope[C]) -> sums over the held-back samples of all tasks so far, added up before `tuned`;
@@ -74,6 +75,11 @@ class Method:
         """The server's new state; uploads are stacked [n, ...], present [n] says whose are good."""
         raise NotImplementedError
 
+    def sent_down(self, server: Tensors) -> tuple[Tensors, Tensors]:
+        """What a client receives in every round, and what besides in the first round of each of its tasks. Entries are
+        chosen here, and masks made value by value: several servers' states may come stacked."""
+        return server, {}
+
     # on a client, in training
     def init(self, params: Tensors, me: Me) -> Tensors:
         """A client's state before its first round."""
@@ -91,7 +97,8 @@ class Method:
         raise NotImplementedError
 
     def upload(self, st: Tensors, me: Me) -> Tensors:
-        """What leaves the client, and nothing else does."""
+        """What leaves the client, and nothing else does. An entry `name#mask` marks the part of `name` that is sent
+        (wire.py)."""
         raise NotImplementedError
 
     def report(self, st: Tensors, bc: Tensors) -> Tensors:

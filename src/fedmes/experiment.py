@@ -29,11 +29,12 @@ from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
 from fedmes.errors import UserError
 from fedmes.federation import Federation, Samples
-from fedmes.functional import put
+from fedmes.functional import pick, put
 from fedmes.methods import METHODS
 from fedmes.net import Net
 from fedmes.plan import Plan, Work
 from fedmes.results import Result
+from fedmes.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         source = open_benchmark(config)
     streams = [source.stream(seed) for seed in config.seeds]
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
-    capacities = config.capacities()  # a list of the wrong length is refused here
+    config.capacities()  # a list of the wrong length is refused here
 
     make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
     shape, classes = source.dataset.shape, len(source.dataset.class_names)
@@ -108,8 +109,10 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     method: Method = make_method(nets[0].to(device, dtype, compute), config)
-    if method.store == "none":
-        capacities = [0] * config.clients
+    config = config.with_(method.in_force)
+    if method.store == "all":
+        config = _keep_all(config, streams)
+    capacities = [0] * config.clients if method.store == "none" else config.capacities()
     work = Work(
         epochs=config.epochs,
         batch=config.batch,
@@ -122,7 +125,7 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     federations = [
         Federation(
             stream,
-            [Plan(stream, k, capacity, work) for k, capacity in enumerate(capacities)],
+            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
             net.initial,
             source.normalisation(stream),
         )
@@ -252,6 +255,13 @@ def _settle(config: Config, source: Source, clients: int, tasks: int, device: st
     return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
 
 
+def _keep_all(config: Config, streams: list[Stream]) -> Config:
+    """To keep all samples is to have a memory as large as each client's data."""
+    met = [[sum(len(task.train) for task in client.tasks) for client in stream.clients] for stream in streams]
+    sizes = np.max(met, axis=0).tolist()
+    return config.with_({"memory.size": sizes, "memory.per_task": max(sizes), "memory.policy": "fifo"})
+
+
 def _settle_engine(config: Config, stackable: bool) -> Config:
     engine = config.engine.name
     if engine == "auto":  # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
@@ -365,7 +375,8 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
         if config.output.models == "none":
             continue
         clientdir.save_model(folder / "initial.safetensors", put("w", federation.initial))
-        clientdir.save_model(folder / "global.safetensors", engine.server_state(s))
+        if pick(engine.server_state(s), "w"):
+            clientdir.save_model(folder / "global.safetensors", engine.server_state(s))
         for k, plan in enumerate(federation.plans):
             ready = engine.predictor(s, k)
             clientdir.save_client(

@@ -20,9 +20,10 @@ GRID = tuple(i / 10 for i in range(11))  # the thetas that tuning chooses from
 class MemoryVote:
     """p = theta * votes + (1 - theta) * softmax, both within the scope; without a vote there, the network alone."""
 
-    def __init__(self, net: Net, knn: KNN) -> None:
+    def __init__(self, net: Net, knn: KNN, k: int = 9, kernel: str = "exp_d") -> None:
+        """`k` and `kernel` are the method's own, for where the user leaves them out."""
         self.net = net
-        self.k, self.kernel = knn.k, knn.kernel
+        self.k, self.kernel = knn.k or k, knn.kernel or kernel
         self.theta = 0.5 if knn.theta == "tuned" else float(knn.theta)
 
     def ready(self, params: Tensors, store: Batch) -> Tensors:

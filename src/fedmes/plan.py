@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmes import draws
 from fedmes.draws import Ints
-from fedmes.memory import POLICIES, admitted_per_task
+from fedmes.memory import POLICIES, Traits, admitted_per_task
 from fedmes.streams import Stream
 
 HOLD_BACK = 0.1  # the share of a task that is kept for tuning and never trained on
@@ -29,7 +29,7 @@ class Work:
     epochs: int
     batch: int
     memory_batch: int
-    per_task: int | None = None  # samples admitted to the memory after a task; None: an equal share
+    per_task: int | None = None  # samples a task offers to the memory; None: all, or an equal share with fifo
     policy: str = "fifo"
     hold_back: bool = False
     walk: str = "task"  # the samples an epoch walks: "task", or "seen" for all tasks so far
@@ -53,7 +53,8 @@ class Round:
 class Plan:
     """One client's whole run."""
 
-    def __init__(self, stream: Stream, column: int, capacity: int, work: Work) -> None:
+    def __init__(self, stream: Stream, column: int, capacity: int, work: Work, labels: Ints | None = None) -> None:
+        """`labels`: by row of the data set; only the memory policy `balanced` needs them."""
         client = stream.clients[column]
         self.name = client.name
         self.seed = stream.seed
@@ -80,7 +81,9 @@ class Plan:
         self.samples: list[Ints] = []  # by position, what may be trained on
         self.memory: list[Ints] = []  # by position, the memory while that task is trained: nothing of the task itself
         self.memory_after: list[Ints] = []
-        admit = admitted_per_task(capacity, len(sizes), work.per_task)
+        admit = admitted_per_task(capacity, len(sizes), work.per_task) if work.policy == "fifo" else work.per_task
+        ranks = [draws.uniforms(size, self.seed, "memory-rank", self.name, p) for p, size in enumerate(sizes)]
+        traits = Traits(np.concatenate(ranks), self.task, None if labels is None else labels[self.rows])
         store: Ints = np.zeros(0, np.int64)
         for p, size in enumerate(sizes):
             order = starts[p] + draws.permutation(size, self.seed, "hold-back", self.name, p)
@@ -91,7 +94,7 @@ class Plan:
             if self.trained[p]:
                 mine = self.samples[p]
                 shuffled = mine[draws.permutation(len(mine), self.seed, "memory", self.name, p)]
-                store = POLICIES[work.policy](store, shuffled, admit, capacity)
+                store = POLICIES[work.policy](store, shuffled, admit, capacity, traits)
             self.memory_after.append(store)
 
     @property
@@ -110,7 +113,12 @@ class Plan:
     @property
     def batch_width(self) -> int:
         """The largest batch there will be, and below, the largest batch of the memory."""
-        return min(self.work.batch, max(len(self._walked(p)) for p in range(self.tasks)))
+        return min(self.work.batch, self.longest)
+
+    @property
+    def longest(self) -> int:
+        """The samples of the longest epoch."""
+        return max(len(self._walked(p)) for p in range(self.tasks))
 
     @property
     def memory_width(self) -> int:

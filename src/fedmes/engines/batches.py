@@ -23,10 +23,10 @@ def each(function: Callable[..., Any], *grids: Grid) -> Grid:
     return [[function(*entries) for entries in zip(*rows, strict=True)] for rows in zip(*grids, strict=True)]
 
 
-def padded(grid: Grid) -> Ints:
-    """Lists of numbers as one table [seed, client, longest], padded with -1."""
-    longest = max(len(numbers) for row in grid for numbers in row)
-    table = np.full((len(grid), len(grid[0]), longest), -1, np.int64)
+def padded(grid: Grid, width: int | None = None) -> Ints:
+    """Lists of numbers as one table [seed, client, width], padded with -1; without a width, that of the longest."""
+    width = width or max(len(numbers) for row in grid for numbers in row)
+    table = np.full((len(grid), len(grid[0]), width), -1, np.int64)
     for s, row in enumerate(grid):
         for k, numbers in enumerate(row):
             table[s, k, : len(numbers)] = numbers
@@ -51,10 +51,10 @@ class Batches:
     def put(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
-    def numbers(self, plans: Grid, numbers: Grid) -> Numbers:
+    def numbers(self, plans: Grid, numbers: Grid, width: int | None = None) -> Numbers:
         """Ragged sample numbers of clients as padded tables."""
-        rows = padded(each(lambda plan, n: plan.rows[n], plans, numbers))
-        task = padded(each(lambda plan, n: plan.task[n], plans, numbers))
+        rows = padded(each(lambda plan, n: plan.rows[n], plans, numbers), width)
+        task = padded(each(lambda plan, n: plan.task[n], plans, numbers), width)
         return Numbers(self.put(rows), self.put(np.maximum(task, 0)))
 
     def samples(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

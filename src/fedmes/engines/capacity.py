@@ -23,8 +23,8 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of two that does."""
     replicas = sum(len(f.plans) for f in federations)
     initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
-    weights = wire.size(initial)
-    state = wire.size(method.init(initial, Site(0, federations[0], samples, method.config).me()))
+    weights = int(wire.size(initial))
+    state = int(wire.size(method.init(initial, Site(0, federations[0], samples, method.config).me())))
     plans = [plan for f in federations for plan in f.plans]
     width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
     # Kept for every client: its state, and a copy while it is merged. On a slot: the state before and after a step, two

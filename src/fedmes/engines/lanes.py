@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -115,11 +116,17 @@ class Lane:
         # A code object of its own: torch counts recompilations by code object, and every lane has its own shapes.
         code = Lane.step.__code__.replace()
         own_step = FunctionType(code, Lane.step.__globals__, closure=Lane.step.__closure__)
-        step: Callable[[], object] = torch.compile(MethodType(own_step, self), fullgraph=True, dynamic=False)
-        for _ in range(3):
-            self.clock.zero_()
-            step()
-        if self.clock.device.type == "cuda":
+        cuda = self.clock.device.type == "cuda"
+        # C++ around the kernels lets go of Python's lock, so that lanes on a CPU really run side by side.
+        options: dict[str, Any] = {} if cuda else {"cpp_wrapper": True}
+        step: Callable[[], object] = torch.compile(
+            MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
+        )
+        with _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext():
+            for _ in range(3):
+                self.clock.zero_()
+                step()
+        if cuda:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             self.clock.zero_()
@@ -160,6 +167,14 @@ class Lane:
                 by_type.setdefault(tensor.dtype, []).append(tensor[seed, index])
             self._views[what, seed, index] = list(by_type.values())
         return self._views[what, seed, index]
+
+
+def _own_kernels() -> AbstractContextManager[None]:
+    try:
+        from fedmes.engines.convolutions import all_groups_at_once
+    except ImportError:  # no Triton, no kernels of our own
+        return nullcontext()
+    return all_groups_at_once()
 
 
 def _copy(into: list[list[Tensor]], values: list[list[Tensor]]) -> None:

@@ -93,7 +93,7 @@ class LoopEngine:
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
         method, bc = self.method, self.servers[s]
-        down = wire.size(bc)
+        each_round, first_round = (int(wire.size(part)) for part in method.sent_down(bc))
         rows: list[RoundRow] = []
         uploads: list[Tensors] = []
         counts: list[int] = []
@@ -109,7 +109,8 @@ class LoopEngine:
             seconds = time.perf_counter() - start
             uploads.append(up)
             counts.append(len(work.samples))
-            rows.append(RoundRow(s, k, work.position, work.index, report, wire.size(up), down, seconds, broken))
+            sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
+            rows.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds, broken))
         present = torch.tensor([not row.left_out for row in rows], dtype=torch.bool, device=self.samples.device)
         if present.any():
             stacked = {name: torch.stack([up[name] for up in uploads]) for name in uploads[0]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,8 @@ from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.draws import Ints
 from fedmes.engines import RoundRow, Score, timetable
-from fedmes.engines.batches import NOBODY, Batches, Grid, each, padded
+from fedmes.engines.batches import NOBODY, Batches, Grid, Numbers, each, padded
+from fedmes.engines.captured import Captured
 from fedmes.engines.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.engines.loop import client_predictor
 from fedmes.federation import Federation, Samples, Site
@@ -80,6 +81,12 @@ class StackedEngine:
         methods = [method, *(copy.deepcopy(method) for _ in range(lanes - 1))]
         shared = (self.batches, self.widths, longest, self.state, self.me, self.server)
         self.lanes = [Lane(own, *shared) for own in methods]
+        self.active = torch.ones(self.seeds, self.clients, dtype=torch.bool, device=self.device)
+        self.sums: Tensors = {}  # what `measure` found
+        capture = partial(Captured, device=self.device, notes=self.notes)
+        self._begin = {all_of_them: capture(partial(self._begin_round, all_of_them)) for all_of_them in (True, False)}
+        self._end: Captured[Tensors] = capture(self._end_round)
+        self._measures = [self._measure_group(group) for group in self.groups] if method.measure is not None else []
         self._compile = compiled
         self._crew = ThreadPoolExecutor(lanes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next round while this one is trained
@@ -91,64 +98,103 @@ class StackedEngine:
     def round(self, g: int) -> list[RoundRow]:
         compile_seconds, start = self.compile_seconds, time.perf_counter()
         works, lane_plans = self._planned(g)
-        method, bc = self.method, self.server
         for mine, new in zip(self.me, self._stand_at(works), strict=True):
             mine.copy_(new)
-        me = self.me
         active: NDArray[np.bool_] = np.array(each(lambda work: work is not None, works))
         first: NDArray[np.bool_] = np.array(each(lambda work: work is not None and work.first, works))
+        self.active.copy_(self.batches.put(active))
         if first.any():
-            self._merge(over(method.begin_task, "csc")(self.state, bc, me), first)
-        self._merge(over(method.begin_round, "cscc")(self.state, bc, self._measure(works), me), active)
+            self._merge(over(self.method.begin_task, "csc")(self.state, self.server, self.me), self.batches.put(first))
+        self._measure(works)
+        down = self._begin[bool(active.all())]()
         self._train(lane_plans)
-
-        uploads = over(method.upload, "cc")(self.state, me)
-        finite = torch.stack([torch.isfinite(t).flatten(2).all(-1) for t in uploads.values()]).all(0)
-        present = finite & self.batches.put(active)
-        report = over(method.report, "cs")(self.state, bc)
-        some = present.any(1)
-        for name, new in vmap(method.aggregate)(bc, uploads, present, me.samples).items():
-            bc[name].copy_(torch.where(some.reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
+        numbers = self._end()
 
         # The only way back from the device: a few numbers a client, now that the round is over.
-        back = torch.stack([finite.double(), *(value.double() for value in report.values())]).cpu().numpy()
-        up = wire.size({name: t[0, 0] for name, t in uploads.items()})
-        down = wire.size({name: t[0] for name, t in bc.items()})
+        columns = numbers | dict(zip(("each", "first"), down, strict=True))
+        table = torch.stack([column.to(self.device).expand_as(self.active).double() for column in columns.values()])
+        back = dict(zip(columns, table.cpu().numpy(), strict=True))
         seconds = time.perf_counter() - start - (self.compile_seconds - compile_seconds)
         rows = []
         for s, k in np.argwhere(active).tolist():
-            work, numbers = works[s][k], dict(zip(report, back[1:, s, k].tolist(), strict=True))
+            work, mine_now = works[s][k], {name: column[s, k].item() for name, column in back.items()}
+            finite, up = bool(mine_now.pop("finite")), int(mine_now.pop("up"))
+            received = int(mine_now.pop("each") + work.first * mine_now.pop("first"))
             share = seconds / int(active.sum())
-            rows.append(RoundRow(s, k, work.position, work.index, numbers, up, down, share, not back[0, s, k]))
+            rows.append(RoundRow(s, k, work.position, work.index, mine_now, up, received, share, not finite))
         return rows
 
-    def _merge(self, new: Tensors, where: NDArray[np.bool_]) -> None:
+    def _begin_round(self, everybody: bool) -> tuple[Tensor, Tensor]:
+        """Load models; bytes that come down in each round and in a task's first, for each seed."""
+        new = over(self.method.begin_round, "cscc")(self.state, self.server, self.sums, self.me)
+        self._merge(new, None if everybody else self.active)
+        each_round, first_round = self.method.sent_down(self.server)
+        return _column(wire.size(each_round, 1)), _column(wire.size(first_round, 1))
+
+    def _end_round(self) -> Tensors:
+        """Upload and average; numbers about each client's part."""
+        method, bc = self.method, self.server
+        uploads = over(method.upload, "cc")(self.state, self.me)
+        fine = [torch.isfinite(t).flatten(2).all(-1) for t in uploads.values()]
+        finite = torch.stack([torch.ones_like(self.active), *fine]).all(0)  # also of one who sends nothing
+        present = finite & self.active
+        report = over(method.report, "cs")(self.state, bc)
+        some = present.any(1)
+        for name, new in vmap(method.aggregate)(bc, uploads, present, self.me.samples).items():
+            bc[name].copy_(torch.where(some.reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
+        return {"finite": finite, "up": wire.size(uploads, 2)} | report
+
+    def _merge(self, new: Tensors, mask: Tensor | None) -> None:
         """Take over what changed, for those it concerns."""
-        mask = None if where.all() else self.batches.put(where)
         for name, value in new.items():
             if mask is not None:
                 value = torch.where(mask.reshape(*mask.shape, *(1 for _ in value.shape[2:])), value, self.state[name])
             self.state[name].copy_(value)
 
-    def _measure(self, works: Grid) -> Tensors:
+    def _measure(self, works: Grid) -> None:
         """The method's sums over each client's samples, such as the loss that lambda comes from."""
         if self.method.measure is None:
-            return {}
+            return
+        parts: list[Tensors] = []
+        for group, (buffer, measured) in zip(self.groups, self._measures, strict=True):
+            samples = [[NOBODY if work is None else work.samples for work in row[group]] for row in works]
+            total: Tensors = {}
+            for numbers in self._pieces(group, samples, buffer.rows.shape[-1]):
+                for mine, new in zip(buffer, numbers, strict=True):
+                    mine.copy_(new)
+                total = {name: value + total[name] if total else value.clone() for name, value in measured().items()}
+            parts.append(total)
+        for name in parts[0]:
+            whole = torch.cat([part[name] for part in parts], dim=1)
+            self.sums.setdefault(name, torch.empty_like(whole)).copy_(whole)
+
+    def _measure_group(self, group: slice) -> tuple[Numbers, Captured[Tensors]]:
+        """A place for the numbers of some samples, and the method's sums over those that lie there."""
+        assert self.method.measure is not None
         measure = over(self.method.measure, "csc")
-        parts = []
-        for group in self.groups:
-            numbers = [[NOBODY if work is None else work.samples for work in row[group]] for row in works]
-            state = {name: t[:, group] for name, t in self.state.items()}
-            parts.append(self._summed(partial(measure, state, self.server), group, numbers))
-        return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+        width = min(TOGETHER, max(plan.longest for row in self.plans for plan in row))
+        shape = (self.seeds, len(range(self.clients)[group]), width)
+        buffer = Numbers(*(torch.zeros(shape, dtype=torch.int64, device=self.device) for _ in Numbers._fields))
+        state, me = {name: t[:, group] for name, t in self.state.items()}, Me(*(t[:, group] for t in self.me))
+
+        def sums() -> Tensors:
+            return measure(state, self.server, self.batches.batch(buffer, me))
+
+        return buffer, Captured(sums, self.device, self.notes)
+
+    def _pieces(self, group: slice, numbers: Grid, width: int | None = None) -> Iterator[Numbers]:
+        """Each client's sample numbers a piece at a time, all pieces of one width if there is one."""
+        plans = [row[group] for row in self.plans]
+        step = width or TOGETHER
+        for start in range(0, max(1, *(len(n) for row in numbers for n in row)), step):
+            yield self.batches.numbers(plans, each(lambda n, a=start: n[a : a + step], numbers), width)
 
     def _summed(self, function: Callable[[Any], Tensors], group: slice, numbers: Grid) -> Tensors:
-        """A function's sums over all of each client's samples, a piece at a time."""
-        me, plans = Me(*(t[:, group] for t in self.me)), [row[group] for row in self.plans]
+        """A function's sums over all of each client's samples."""
+        me = Me(*(t[:, group] for t in self.me))
         total: Tensors = {}
-        for start in range(0, max(1, *(len(n) for row in numbers for n in row)), TOGETHER):
-            piece = each(lambda n, a=start: n[a : a + TOGETHER], numbers)
-            sums = function(self.batches.batch(self.batches.numbers(plans, piece), me))
+        for piece in self._pieces(group, numbers):
+            sums = function(self.batches.batch(piece, me))
             total = {name: total[name] + value if total else value for name, value in sums.items()}
         return total
 
@@ -193,7 +239,7 @@ class StackedEngine:
         last = each(lambda plan, p: None if p is None else plan.last_round(p), self.plans, ended)
         for mine, new in zip(self.me, self._stand_at(last), strict=True):
             mine.copy_(new)
-        self._merge(over(self.method.end_task, "cc")(self.state, self.me), over_now)
+        self._merge(over(self.method.end_task, "cc")(self.state, self.me), self.batches.put(over_now))
         for s, k in np.argwhere(over_now).tolist():
             self.learned[s, k] = ended[s][k]
         scores = [score for group in self.groups if over_now[:, group].any() for score in self._score(group, ended)]
@@ -293,6 +339,11 @@ class StackedEngine:
             epoch=torch.zeros_like(position),
             key=torch.zeros_like(position),
         )
+
+
+def _column(sizes: Tensor) -> Tensor:
+    """One number a seed, or one for all, to stand beside numbers of [seed, client]."""
+    return sizes[:, None] if sizes.ndim else sizes
 
 
 def _test_pieces(plan: Plan, position: int | None) -> list[tuple[int, Ints]]:

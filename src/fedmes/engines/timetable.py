@@ -56,7 +56,7 @@ def share_out(steps: Ints, lanes: int) -> Ints:
     return shared
 
 
-OVERHEAD = 2  # what a step costs besides its slots, in slots (measured, GPU and CPU)
+OVERHEAD = 3  # what a step costs besides its slots, in slots (measured, GPU and CPU)
 
 
 def width_for(steps: Ints, limit: int) -> int:

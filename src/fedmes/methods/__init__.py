@@ -11,10 +11,33 @@ if TYPE_CHECKING:
 
 SUMMARY = {
     "fedavg": "one averaged model, no memory (McMahan et al., 2017)",
+    "fedprox": "FedAvg whose steps are drawn towards the received model (Li et al., 2020)",
+    "ditto": "a personal model beside the averaged one, drawn towards it (Li et al., 2021)",
+    "fedrep": "an averaged body under a personal head, trained in turn (Collins et al., 2021)",
+    "fedagem": "FedAvg whose steps may not raise the loss on a small memory (A-GEM; Chaudhry et al., 2019)",
     "fedmes": "a small local memory corrects gradients and votes at prediction (Xie, Zhu and Li, 2024)",
+    "knn-per": "FedAvg, and each client's stored samples vote at prediction (Marfoq et al., 2022)",
+    "flwf": "FedAvg with the client's past model as a teacher (Usmanova et al., 2021)",
+    "flwf-2t": "FLwF with a second teacher, the received model (Usmanova et al., 2021)",
+    "local": "each client alone, task after task",
+    "local-er": "each client alone, replaying a small memory",
+    "joint": "each client alone on all its data so far: what no forgetting looks like",
 }
 
-_CLASSES = {"fedavg": "fedmes.methods.fedavg:FedAvg", "fedmes": "fedmes.methods.fedmes:FedMeS"}
+_CLASSES = {
+    "fedavg": "fedmes.methods.fedavg:FedAvg",
+    "fedprox": "fedmes.methods.fedprox:FedProx",
+    "ditto": "fedmes.methods.ditto:Ditto",
+    "fedrep": "fedmes.methods.fedrep:FedRep",
+    "fedagem": "fedmes.methods.fedagem:FedAGEM",
+    "fedmes": "fedmes.methods.fedmes:FedMeS",
+    "knn-per": "fedmes.methods.knnper:KNNPer",
+    "flwf": "fedmes.methods.flwf:FLwF",
+    "flwf-2t": "fedmes.methods.flwf:FLwF2T",
+    "local": "fedmes.methods.local:Local",
+    "local-er": "fedmes.methods.local:LocalER",
+    "joint": "fedmes.methods.local:Joint",
+}
 
 
 def _lazy(target: str) -> Callable[..., Any]:

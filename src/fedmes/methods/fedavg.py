@@ -47,10 +47,13 @@ class FedAvg(Method):
     def start(self, params: Tensors) -> Tensors:
         """A round's beginning: weights, a fresh optimizer, empty books."""
         zero = torch.zeros_like(next(iter(params.values())).flatten()[0])
-        return put("w", params) | put("opt", self.optimizer.fresh(params)) | {"log.loss": zero, "log.steps": zero}
+        return put("w", params) | self.fresh(params) | {"log.loss": zero, "log.steps": zero}
+
+    def fresh(self, params: Tensors) -> Tensors:
+        return put("opt", self.optimizer.fresh(params))
 
     def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
-        return self.start(pick(bc, "w"))
+        return self.start(pick(st, "w") | pick(bc, "w"))  # what the server does not send stays the client's own
 
     def gradient(self, params: Tensors, batch: Batch, key: Tensor | None) -> tuple[Tensors, Tensor]:
         """Gradient and value of the mean cross-entropy; with a key, dropout is on."""
@@ -74,9 +77,12 @@ class FedAvg(Method):
 
     def descend(self, st: Tensors, direction: Tensors, loss: Tensor, me: Me) -> Tensors:
         """An optimizer step against the direction, with its entry in the books."""
-        params, state = self.optimizer.step(pick(st, "w"), direction, pick(st, "opt"), me.lr)
         books = {"log.loss": st["log.loss"] + loss, "log.steps": st["log.steps"] + 1}
-        return put("w", params) | put("opt", state) | books
+        return self.move(st, direction, me) | books
+
+    def move(self, st: Tensors, direction: Tensors, me: Me) -> Tensors:
+        params, state = self.optimizer.step(pick(st, "w"), direction, pick(st, "opt"), me.lr)
+        return put("w", params) | put("opt", state)
 
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         g, loss = self.gradient(pick(st, "w"), batch, me.key)
@@ -87,10 +93,11 @@ class FedAvg(Method):
 
     def report(self, st: Tensors, bc: Tensors) -> Tensors:
         loss = st["log.loss"] / st["log.steps"].clamp(min=1)
-        return {"loss": loss, "distance": distance(pick(st, "w"), pick(bc, "w"))}
+        return {"loss": loss, "distance": distance(pick(bc, "w"), pick(st, "w"))}
 
     def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
-        return put("w", pick(bc if self.judged_model == "global" else st, "w"))
+        received = pick(bc, "w") if self.judged_model == "global" else {}
+        return put("w", pick(st, "w") | received)
 
     def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
         return {"acc": torch.softmax(scoped(self.net.logits(pick(ready, "w"), x), scope), dim=-1)}

@@ -6,6 +6,8 @@ towards the received model. In prediction the memory's nearest samples vote besi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -13,24 +15,25 @@ from torch import Tensor
 
 from fedmes.contract import Batch, Me
 from fedmes.functional import Tensors, cross_entropy_sum, dot, pick
-from fedmes.inference import MemoryVote
-from fedmes.methods.fedavg import FedAvg
+from fedmes.methods.voting import Voting
 from fedmes.net import Net
 
 if TYPE_CHECKING:
     from fedmes.config import Config
 
 
-class FedMeS(FedAvg):
-    store: ClassVar[str] = "memory"
+MARGIN = 0.5  # of agem_margin: how much of the memory's gradient a corrected step adds
+
+
+class FedMeS(Voting):
+    store = "memory"
     average: ClassVar[str] = "uniform"
     judged: ClassVar[str] = "personal"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.options = config.fedmes
-        self.vote = MemoryVote(net, config.knn)
-        self.tune = self.vote.tune if config.knn.theta == "tuned" else None
+        self.correct = CORRECTIONS[self.options.correction]
         self.measure = None if isinstance(self.options.lambda_, float) else self.loss_of_received_model
 
     def loss_of_received_model(self, st: Tensors, bc: Tensors, batch: Batch) -> Tensors:
@@ -56,22 +59,12 @@ class FedMeS(FedAvg):
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         w = pick(st, "w")
         g, gm, loss = self.two_gradients(w, batch, mem, me.key)
-        direction, violated = correct(w, pick(bc, "w"), g, gm, st["lambda"])
+        direction, violated = self.correct(w, pick(bc, "w"), g, gm, st["lambda"])
         return self.descend(st, direction, loss, me) | {"log.rule2": st["log.rule2"] + violated}
 
     def report(self, st: Tensors, bc: Tensors) -> Tensors:
         rule2 = st["log.rule2"] / st["log.steps"].clamp(min=1)
         return super().report(st, bc) | {"lambda": st["lambda"], "rule2": rule2}
-
-    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
-        ready = super().ready(st, bc, store)
-        return ready | self.vote.ready(pick(ready, "w"), store)
-
-    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
-        return self.vote.tuned(ready, sums)
-
-    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
-        return self.vote.predict(ready, x, scope)
 
 
 def coefficient(loss: Tensor, rule: str) -> Tensor:
@@ -80,15 +73,31 @@ def coefficient(loss: Tensor, rule: str) -> Tensor:
     return 2 * torch.sigmoid(inverse) if rule == "paper" else 2 * torch.tanh(inverse / 2)
 
 
-def correct(w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor) -> tuple[Tensors, Tensor]:
+def correct(
+    w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor, margin: float = 0.0
+) -> tuple[Tensors, Tensor]:
     """The direction of one step, and whether it is rule 2's.
 
     Rule 1, while g does not point against the memory's gradient gm: g + lambda (w - received).
     Rule 2 otherwise: g without its part along gm. A memory that is empty or fully learned (gm = 0) constrains nothing.
+    With a margin, rule 2 adds that much of gm, so that the step does not only keep the memory's loss but lowers it.
     """
     inner, square = dot(g, gm), dot(gm, gm)
     violated = (inner < 0) & (square >= 1e-12)
     # Both rules in one expression with two scalars: half the passes over the weights of computing both and choosing.
     pull = torch.where(violated, 0, lam)
-    along = torch.where(violated, inner / torch.where(violated, square, 1), 0)
+    along = torch.where(violated, inner / torch.where(violated, square, 1) - margin, 0)
     return {name: g[name] + pull * (w[name] - received[name]) - along * gm[name] for name in g}, violated
+
+
+def replay(w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor) -> tuple[Tensors, Tensor]:
+    """No rules: a step on batch and memory together, drawn towards the received model."""
+    never = torch.zeros_like(lam, dtype=torch.bool)
+    return {name: g[name] + gm[name] + lam * (w[name] - received[name]) for name in g}, never
+
+
+CORRECTIONS: dict[str, Callable[..., tuple[Tensors, Tensor]]] = {
+    "agem": correct,
+    "agem_margin": partial(correct, margin=MARGIN),
+    "replay": replay,
+}

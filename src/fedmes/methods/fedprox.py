@@ -1,0 +1,14 @@
+"""FedProx: FedAvg whose local loss also has mu/2 ||w - received||^2."""
+
+from __future__ import annotations
+
+from fedmes.contract import Batch, Me
+from fedmes.functional import Tensors, pick
+from fedmes.methods.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        w, received, mu = pick(st, "w"), pick(bc, "w"), self.config.fedprox.mu
+        g, loss = self.gradient(w, batch, me.key)
+        return self.descend(st, {name: g[name] + mu * (w[name] - received[name]) for name in g}, loss, me)

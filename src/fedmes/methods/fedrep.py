@@ -1,0 +1,55 @@
+"""FedRep: clients share a body and keep their heads; a round trains first the head, then the body under it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from fedmes.contract import Me
+from fedmes.errors import UserError
+from fedmes.functional import Tensors, pick, put
+from fedmes.methods.fedavg import FedAvg
+from fedmes.net import Net
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+
+class FedRep(FedAvg):
+    """The averaged body predicts under the client's own head; eval.model=personal: its own body, as it trained it."""
+
+    average: ClassVar[str] = "uniform"
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        if not part(net.initial, "body"):
+            raise UserError(f"method {config.method}: model {config.model.name} is all head and has no body to share")
+
+    def server(self, params: Tensors) -> Tensors:
+        return put("w", part(params, "body"))
+
+    def fresh(self, params: Tensors) -> Tensors:
+        head, body = (self.optimizer.fresh(part(params, name)) for name in ("head", "body"))
+        return put("opt.head", head) | put("opt.body", body)
+
+    def move(self, st: Tensors, direction: Tensors, me: Me) -> Tensors:
+        """Head in the first half of the epochs, body in the others; with one epoch, both in that one."""
+        epochs = self.config.epochs
+        turns = {"head": me.epoch < (epochs + 1) // 2, "body": me.epoch >= epochs - max(1, epochs // 2)}
+        new: Tensors = {}
+        for name, turn in turns.items():
+            w, d = part(pick(st, "w"), name), part(direction, name)
+            params, state = self.optimizer.step(w, d, pick(st, f"opt.{name}"), me.lr)
+            stepped = put("w", params) | put(f"opt.{name}", state)
+            # A zero gradient would not do: Adam's momentum would move what is frozen.
+            new |= {entry: torch.where(turn, value, st[entry]) for entry, value in stepped.items()}
+        return new
+
+    def upload(self, st: Tensors, me: Me) -> Tensors:
+        return put("w", part(pick(st, "w"), "body"))
+
+
+def part(params: Tensors, name: str) -> Tensors:
+    """The last linear layer ("head"), or all before it ("body")."""
+    return {key: p for key, p in params.items() if key.startswith("head.") == (name == "head")}

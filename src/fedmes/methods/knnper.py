@@ -1,0 +1,20 @@
+"""kNN-Per: training is FedAvg's; in prediction the nearest stored samples, seen by the global model, vote beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from fedmes.methods.voting import Voting
+from fedmes.net import Net
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+
+class KNNPer(Voting):
+    k: ClassVar[int] = 7
+    kernel: ClassVar[str] = "knnper"
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.store = config.knnper.store

@@ -1,0 +1,55 @@
+"""Three ways without a federation, to compare with: each client alone, alone with replay, alone on all its data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Tensor
+
+from fedmes.contract import Batch, Me
+from fedmes.errors import UserError
+from fedmes.functional import Tensors, pick
+from fedmes.methods.fedavg import FedAvg
+from fedmes.net import Net
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+
+class Local(FedAvg):
+    """Nothing is sent either way: every round goes on from the client's own model."""
+
+    judged: ClassVar[str] = "personal"
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        if self.judged_model == "global":
+            raise UserError(f"eval.model: method {config.method} has no global model; leave the option out")
+
+    def server(self, params: Tensors) -> Tensors:
+        return {}
+
+    def upload(self, st: Tensors, me: Me) -> Tensors:
+        return {}
+
+    def aggregate(self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor) -> Tensors:
+        return {}
+
+    def report(self, st: Tensors, bc: Tensors) -> Tensors:
+        return {"loss": st["log.loss"] / st["log.steps"].clamp(min=1)}
+
+
+class LocalER(Local):
+    """Experience replay: each step is on a batch of the task and a batch of the memory."""
+
+    store = "memory"
+
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        g, gm, loss = self.two_gradients(pick(st, "w"), batch, mem, me.key)
+        return self.descend(st, {name: g[name] + gm[name] for name in g}, loss, me)
+
+
+class Joint(Local):
+    """An epoch walks the samples of all tasks so far: nothing is forgotten, and nothing is learned from others."""
+
+    walk: ClassVar[str] = "seen"

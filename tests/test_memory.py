@@ -1,0 +1,366 @@
+"""What a memory keeps, policy by policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from fedmes import config, draws, experiment
+from fedmes.memory import POLICIES, Traits, balanced, reservoir, ring
+from fedmes.plan import Plan, Work
+from fedmes.streams import Client, Task, assemble
+
+WORK = Work(epochs=1, batch=5, memory_batch=5)
+CLASSES = 4
+OWN = ["reservoir", "balanced", "ring"]  # these decide themselves how much of a task they keep
+NONE = np.zeros(0, np.int64)
+
+fixed = settings(derandomize=True, deadline=None, max_examples=150)
+every = pytest.mark.parametrize("policy", ["fifo", *OWN])
+own = pytest.mark.parametrize("policy", OWN)
+
+
+def stream_of(sizes, seed=0, name="ann", trained=None):
+    """One client, one round a task; rows are scattered, so that they cannot be taken for sample numbers."""
+    rows = np.arange(sum(sizes))[::-1] * 3 + 1
+    everything = tuple(range(CLASSES))
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    tasks = tuple(Task(str(t), everything, everything, part, np.array([0])) for t, part in enumerate(parts))
+    stream = assemble(seed, CLASSES, [Client(name, tasks)], rounds=1)
+    if trained is not None:
+        stream = dataclasses.replace(stream, active=np.array(trained, np.int64)[:, None])
+    return stream
+
+
+def plan_of(sizes, capacity, policy, labels=None, work=WORK, **about):
+    """`labels` are given by sample number here."""
+    stream = stream_of(sizes, **about)
+    table = np.full(3 * sum(sizes) + 1, -1)
+    rows = np.concatenate([task.train for task in stream.clients[0].tasks])
+    table[rows] = np.zeros(len(rows), np.int64) if labels is None else labels
+    return Plan(stream, 0, capacity, dataclasses.replace(work, policy=policy), table)
+
+
+def counts(groups, kinds):
+    return np.bincount(groups, minlength=kinds).tolist()
+
+
+def by_task(plan):
+    return [counts(plan.task[numbers], plan.tasks) for numbers in plan.memory_after]
+
+
+@dataclasses.dataclass
+class Case:
+    sizes: list[int]
+    labels: list[int]
+    capacity: int
+    seed: int
+    trained: list[bool]
+    work: Work
+
+    def plan(self, policy, tasks=None):
+        """The case's plan; with a number of tasks, as if the client had no more than these."""
+        sizes = self.sizes[:tasks]
+        about = {"seed": self.seed, "trained": self.trained[:tasks]}
+        return plan_of(sizes, self.capacity, policy, self.labels[: sum(sizes)], self.work, **about)
+
+
+@some.composite
+def cases(draw):
+    """Tasks of any size, classes that come back, run out or prevail, missed tasks, samples held back."""
+    sizes = draw(some.lists(some.integers(1, 12), min_size=1, max_size=5))
+    total = sum(sizes)
+    return Case(
+        sizes=sizes,
+        labels=draw(some.lists(some.sampled_from([0, 0, 0, 1, 1, 2, 3]), min_size=total, max_size=total)),
+        capacity=draw(some.integers(0, 25)),
+        seed=draw(some.integers(0, 9)),
+        trained=draw(some.lists(some.sampled_from([True, True, False]), min_size=len(sizes), max_size=len(sizes))),
+        work=dataclasses.replace(
+            WORK, per_task=draw(some.none() | some.integers(0, 10)), hold_back=draw(some.booleans())
+        ),
+    )
+
+
+# --- what every memory satisfies -----------------------------------------------------------------------------------
+
+
+@every
+@fixed
+@given(case=cases())
+def test_never_too_much_never_twice_and_only_what_was_trained_on(policy, case):
+    plan = case.plan(policy)
+    for p, numbers in enumerate(plan.memory_after):
+        assert len(set(numbers.tolist())) == len(numbers) <= case.capacity
+        offered = [plan.samples[q] for q in range(p + 1) if case.trained[q]]
+        assert np.isin(numbers, np.concatenate([NONE, *offered])).all()
+        if case.work.per_task is not None:
+            assert max(counts(plan.task[numbers], 1)) <= case.work.per_task
+        assert plan.memory[p].tolist() == (plan.memory_after[p - 1].tolist() if p else [])
+
+
+@own
+@fixed
+@given(case=cases())
+def test_as_full_as_it_can_be(policy, case):
+    plan = case.plan(policy)
+    offered = [len(numbers[: case.work.per_task]) * t for numbers, t in zip(plan.samples, case.trained, strict=True)]
+    expected = [min(case.capacity, total) for total in np.cumsum(offered).tolist()]
+    assert [len(numbers) for numbers in plan.memory_after] == expected
+
+
+@every
+@fixed
+@given(case=cases())
+def test_what_stays_keeps_its_order_and_what_is_new_comes_last(policy, case):
+    plan = case.plan(policy)
+    for p, (before, after) in enumerate(zip(plan.memory, plan.memory_after, strict=True)):
+        old = plan.task[after] < p
+        assert after[old].tolist() == before[np.isin(before, after)].tolist()  # so nothing that left is back
+        assert old.tolist() == sorted(old.tolist(), reverse=True)
+        if not case.trained[p]:
+            assert after.tolist() == before.tolist()
+
+
+@own
+@fixed
+@given(case=cases())
+def test_tasks_that_are_still_to_come_change_nothing(policy, case):
+    whole = case.plan(policy)
+    for tasks in range(1, len(case.sizes)):
+        cut = case.plan(policy, tasks)
+        for one, other in zip(cut.memory_after, whole.memory_after[:tasks], strict=True):
+            assert one.tolist() == other.tolist()
+
+
+@own
+def test_three_tasks_and_the_first_three_of_five(policy):
+    sizes, labels = [20] * 5, np.arange(100) % CLASSES
+    three, five = (plan_of(sizes[:t], 15, policy, labels[: 20 * t]) for t in (3, 5))
+    assert [len(numbers) for numbers in five.memory_after] == [15] * 5
+    assert [m.tolist() for m in three.memory_after] == [m.tolist() for m in five.memory_after[:3]]
+    # Not so for fifo, which counts on the number of tasks.
+    assert by_task(plan_of(sizes[:3], 15, "fifo"))[0] == [5, 0, 0]
+    assert by_task(plan_of(sizes, 15, "fifo"))[0] == [3, 0, 0, 0, 0]
+
+
+# --- from the old memory and the new samples alone -----------------------------------------------------------------
+
+
+def dealt(numbers, capacity, group, rank):
+    """Equal shares by dealing: each group in turn gives its next sample; the last deal goes by rank."""
+    hands = {g: sorted((n for n in numbers if group[n] == g), key=lambda n: rank[n]) for g in set(group[numbers])}
+    kept = []
+    while len(kept) < capacity and any(hands.values()):
+        deal = sorted((hand.pop(0) for hand in hands.values() if hand), key=lambda n: rank[n])
+        kept += deal[: capacity - len(kept)]
+    return kept
+
+
+def kept_of_all(policy, numbers, capacity, traits):
+    if policy == "reservoir":
+        return sorted(numbers, key=lambda n: traits.rank[n])[:capacity]
+    return dealt(numbers, capacity, traits.label if policy == "balanced" else traits.task, traits.rank)
+
+
+@own
+@fixed
+@given(case=cases())
+def test_step_by_step_is_as_if_all_samples_were_still_there(policy, case):
+    """And what was dropped is not looked at again: its rank, task and label may be anything."""
+    task = np.repeat(np.arange(len(case.sizes)), case.sizes)
+    traits = Traits(draws.uniforms(len(task), case.seed, "rank"), task, np.array(case.labels))
+    memory, met = NONE, NONE
+    for p in range(len(case.sizes)):
+        new = np.flatnonzero(task == p)
+        new = new[draws.permutation(len(new), case.seed, "order", p)]
+        met = np.concatenate([met, new[: case.work.per_task]])
+        gone = ~np.isin(np.arange(len(task)), np.concatenate([memory, new]))
+        other = Traits(*(np.where(gone, draws.integer(-5, 5, p), t) for t in (traits.rank, task, traits.label)))
+        blind = POLICIES[policy](memory, new, case.work.per_task, case.capacity, other)
+        memory = POLICIES[policy](memory, new, case.work.per_task, case.capacity, traits)
+        assert memory.tolist() == blind.tolist()
+        assert sorted(memory.tolist()) == sorted(kept_of_all(policy, met, case.capacity, traits))
+
+
+# --- equal shares --------------------------------------------------------------------------------------------------
+
+
+def assert_equal_shares(held, met):
+    """Counts differ by at most one, except where a group has given all it had."""
+    for mine, available in zip(held, met, strict=True):
+        assert mine == available or mine >= max(held) - 1
+
+
+@fixed
+@given(case=cases())
+def test_balanced_holds_as_many_of_each_class(case):
+    case.work = dataclasses.replace(case.work, per_task=None)
+    plan, labels = case.plan("balanced"), np.array(case.labels)
+    met = np.zeros(CLASSES, int)
+    for p, numbers in enumerate(plan.memory_after):
+        met += np.array(counts(labels[plan.samples[p]], CLASSES)) * case.trained[p]
+        assert_equal_shares(counts(labels[numbers], CLASSES), met.tolist())
+
+
+@fixed
+@given(case=cases())
+def test_ring_holds_as_many_of_each_task(case):
+    plan = case.plan("ring")
+    offered = [len(numbers[: case.work.per_task]) * t for numbers, t in zip(plan.samples, case.trained, strict=True)]
+    for p, held in enumerate(by_task(plan)):
+        assert_equal_shares(held, offered[: p + 1] + [0] * (plan.tasks - p - 1))
+
+
+def test_shares_of_a_ring_shrink_as_tasks_come():
+    assert by_task(plan_of([20, 20, 20, 20], 12, "ring")) == [[12, 0, 0, 0], [6, 6, 0, 0], [4, 4, 4, 0], [3, 3, 3, 3]]
+    assert by_task(plan_of([20, 2, 20], 12, "ring")) == [[12, 0, 0], [10, 2, 0], [5, 2, 5]]
+    assert by_task(plan_of([20, 20, 20], 12, "ring", work=dataclasses.replace(WORK, per_task=5))) == [
+        [5, 0, 0], [5, 5, 0], [4, 4, 4],
+    ]  # fmt: skip
+
+
+def test_shares_of_classes():
+    """Three tasks: classes 0 and 1; class 2, of which there is little; class 0 again."""
+    labels = np.repeat([0, 1, 2, 0], [15, 5, 2, 20])
+    plan = plan_of([20, 2, 20], 12, "balanced", labels)
+    assert [counts(labels[m], CLASSES) for m in plan.memory_after] == [[7, 5, 0, 0], [5, 5, 2, 0], [5, 5, 2, 0]]
+    assert by_task(plan)[2][2] > 0  # a class's samples stay by chance, whichever task they came with
+
+
+@pytest.mark.parametrize(("policy", "sizes"), [("ring", [20, 20]), ("balanced", [25, 15])])
+def test_the_odd_place_and_the_places_of_a_share_go_by_chance(policy, sizes):
+    """Capacity 7 for two groups of 20 samples: 3 or 4 each, and each sample equally often."""
+    group = np.repeat([0, 1], 20)
+    larger, kept = 0, np.zeros(40, int)
+    for seed in range(400):
+        numbers = plan_of(sizes, 7, policy, group, seed=seed).memory_after[-1]
+        larger += counts(group[numbers], 2) == [4, 3]
+        kept[numbers] += 1
+    assert 160 < larger < 240
+    assert kept.sum() == 2800
+    assert (abs(kept - 70) < 35).all()  # four standard deviations are 30
+
+
+# --- reservoir -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reservoir_keeps_every_sample_equally_often():
+    """Shares follow the sizes of the tasks; fifo would give 6, 6, 6 and an equal share 7, 7, 6."""
+    sizes, kept = [10, 30, 60], np.zeros((2, 100), int)
+    for seed in range(400):
+        plan = plan_of(sizes, 20, "reservoir", seed=seed)
+        kept[0, plan.memory_after[1]] += 1
+        kept[1, plan.memory_after[2]] += 1
+    shares = [[part.sum() / 400 for part in np.split(row, [10, 40])] for row in kept]
+    assert shares[0] == pytest.approx([5, 15, 0], abs=0.3)
+    assert shares[1] == pytest.approx([2, 6, 12], abs=0.3)
+    assert (abs(kept[1] - 80) < 40).all()  # four standard deviations are 32
+
+
+def test_a_reservoir_of_what_is_offered():
+    """With `per_task` a large task offers no more than a small one, and what it offers counts no more."""
+    work = dataclasses.replace(WORK, per_task=10)
+    shares = [by_task(plan_of([10, 100], 10, "reservoir", work=work, seed=seed))[1] for seed in range(300)]
+    assert np.mean(shares, axis=0) == pytest.approx([5, 5], abs=0.4)
+
+
+# --- by hand -------------------------------------------------------------------------------------------------------
+
+BY_HAND = Traits(
+    rank=np.array([0.9, 0.1, 0.5, 0.3, 0.2, 0.8, 0.4, 0.6]),
+    task=np.array([0, 0, 0, 0, 1, 1, 1, 1]),
+    label=np.array([0, 0, 0, 1, 0, 2, 0, 0]),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "admit", "capacity", "expected"),
+    [
+        (reservoir, None, 5, [2, 3, 1, 6, 4]),
+        (reservoir, 2, 4, [2, 3, 1, 6]),
+        (reservoir, None, 0, []),
+        (balanced, None, 4, [3, 1, 5, 4]),  # 1 and 4 of class 0, and all there is of the others
+        (balanced, None, 2, [3, 1]),  # a place for two of three classes: the lowest ranks
+        (balanced, 2, 4, [3, 1, 5, 6]),
+        (balanced, None, 0, []),
+        (ring, None, 4, [3, 1, 6, 4]),
+        (ring, None, 5, [2, 3, 1, 6, 4]),  # the odd place goes to 2, before 7
+        (ring, 1, 3, [3, 1, 5]),
+        (ring, None, 0, []),
+    ],
+)
+def test_policies_by_hand(policy, admit, capacity, expected):
+    assert policy(np.array([2, 3, 1]), np.array([5, 6, 4, 7]), admit, capacity, BY_HAND).tolist() == expected
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+LABELS = np.arange(30) % 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fifo", [[13, 16], [13, 16, 19, 22], [13, 16, 19, 22, 29, 24]]),
+        ("reservoir", [[0, 17, 11, 15, 3, 9], [0, 17, 3, 9, 19, 18], [0, 17, 3, 19, 18, 29]]),
+        ("balanced", [[0, 17, 1, 11, 10, 3], [17, 3, 19, 22, 20, 18], [17, 3, 19, 22, 18, 29]]),
+        ("ring", [[0, 17, 11, 15, 3, 9], [0, 17, 3, 19, 20, 18], [0, 3, 19, 18, 29, 23]]),
+    ],
+)
+def test_these_numbers_are_the_same_on_every_machine(policy, expected):
+    """Those of fifo are what published results rest on."""
+    assert [m.tolist() for m in plan_of([18, 5, 7], 6, policy, LABELS).memory_after] == expected
+
+
+@own
+def test_seed_and_name_decide(policy):
+    def kept(**about):
+        return plan_of([18, 5, 7], 6, policy, LABELS, **about).memory_after[-1].tolist()
+
+    assert kept(seed=3, name="ann") == kept(seed=3, name="ann")
+    assert len({tuple(sorted(kept(seed=seed, name=name))) for seed in (3, 4) for name in ("ann", "bob")}) == 4
+
+
+@own
+def test_a_larger_memory_holds_all_of_a_smaller_one(policy):
+    plans = [plan_of([18, 5, 7], capacity, policy, LABELS) for capacity in range(32)]
+    for small, large in itertools.pairwise(plans):
+        for one, other in zip(small.memory_after, large.memory_after, strict=True):
+            assert set(one.tolist()) <= set(other.tolist())
+    assert [len(plan.memory_after[2]) for plan in plans] == [*range(31), 30]
+
+
+# --- labels --------------------------------------------------------------------------------------------------------
+
+
+def test_only_balanced_asks_for_labels():
+    stream = stream_of([18, 5, 7])
+    for policy in ("fifo", "reservoir", "ring"):
+        plain = Plan(stream, 0, 6, dataclasses.replace(WORK, policy=policy))
+        told = plan_of([18, 5, 7], 6, policy, LABELS)
+        assert [m.tolist() for m in plain.memory_after] == [m.tolist() for m in told.memory_after]
+    for capacity in (0, 6):
+        with pytest.raises(ValueError, match="'balanced' needs the labels"):
+            Plan(stream, 0, capacity, dataclasses.replace(WORK, policy="balanced"))
+
+
+@own
+def test_policies_in_an_experiment(policy):
+    """Each client has a capacity of its own; classes come from the data set."""
+    options = {"benchmark": "synthetic", "clients": 3, "tasks": 3, "memory": [0, 30, 11], "memory.policy": policy}
+    prepared = experiment.prepare(config.load(None, options | {"model": "linear"}))
+    y = prepared.source.dataset.y
+    plans = prepared.federations[0].plans
+    assert [[len(m) for m in plan.memory_after] for plan in plans] == [[0] * 3, [30] * 3, [11] * 3]
+    for plan in plans[1:]:
+        for p, numbers in enumerate(plan.memory_after):
+            met = np.concatenate(plan.samples[: p + 1])
+            group = {"balanced": y[plan.rows], "ring": plan.task}.get(policy)
+            if group is not None:
+                assert_equal_shares(counts(group[numbers], len(y)), counts(group[met], len(y)))
