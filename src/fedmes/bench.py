@@ -43,8 +43,8 @@ def measure(model: str, seeds: int, device: str, precision: str, compiled: bool 
     first = Prepared(prepared.config, prepared.source, prepared.federations[:1], prepared.method, prepared.samples)
     parts = (prepared.method, prepared.federations, prepared.samples)
     with numerics(prepared.config):
+        plain = _plain_rate(first)  # before anything else: it is slower in a process where lanes have run
         stacked = _rate(StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile)), prepared)
-        plain = _plain_rate(first)  # with the threads that torch takes by itself
     with numerics(prepared.config.with_({"engine.name": "loop"})):
         loop = _rate(LoopEngine(first.method, first.federations, first.samples), first)
     auto = prepare(configuration.load(None, _options(model, 1, device, precision) | {"engine": "auto"})).config

@@ -138,6 +138,15 @@ class Flwf2tOptions(Section):
         return self
 
 
+class FedweitOptions(Section):
+    l1: Annotated[float, Field(ge=0)] = 1e-3  # on adaptive weights; smaller ones are neither sent nor used to predict
+    l2: Annotated[float, Field(gt=0)] = 100.0  # holds the weights of earlier tasks
+    wd: Annotated[float, Field(ge=0)] = 1e-4  # weight decay
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.3  # the share of a layer's channels that is not sent
+    kb: Literal["previous", "all_previous"] = "previous"  # others' parts: of their last task, or of all
+    retroactive: bool = False  # train masks and parts of earlier tasks too
+
+
 class Config(Section):
     benchmark: str = "split-digits"
     method: str = "fedmes"
@@ -161,6 +170,7 @@ class Config(Section):
     synthetic: Synthetic = Synthetic()
     fedprox: FedproxOptions = FedproxOptions()
     ditto: DittoOptions = DittoOptions()
+    fedweit: FedweitOptions = FedweitOptions()
     fedmes: FedmesOptions = FedmesOptions.model_validate({})
     knnper: KnnperOptions = KnnperOptions()
     flwf: FlwfOptions = FlwfOptions()

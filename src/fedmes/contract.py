@@ -44,7 +44,7 @@ class Me(NamedTuple):
     blocks: Tensor  # [T, C] the classes of each task's block
     seen: Tensor  # [C] the classes met so far, this task's included
     epoch: Tensor  # only moving within `step`
-    key: Tensor  # for dropout, another one at each step
+    key: Tensor  # a random number of (seed, client, round); in `step`, for dropout, another one each time
 
 
 class Method:
@@ -72,7 +72,8 @@ class Method:
         raise NotImplementedError
 
     def aggregate(self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor) -> Tensors:
-        """The server's new state; uploads are stacked [n, ...], present [n] says whose are good."""
+        """The server's new state. Uploads are stacked by client, [n, ...]; present [n] says who took part and sent what
+        can be used, and nothing of the others counts."""
         raise NotImplementedError
 
     def sent_down(self, server: Tensors) -> tuple[Tensors, Tensors]:
@@ -95,6 +96,10 @@ class Method:
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         """One mini-batch; `mem` is a batch of the memory, empty while there is none."""
         raise NotImplementedError
+
+    def end_round(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
+        """After a round's last step, while `bc` is still what the round began with."""
+        return {}
 
     def upload(self, st: Tensors, me: Me) -> Tensors:
         """What leaves the client, and nothing else does. An entry `name#mask` marks the part of `name` that is sent

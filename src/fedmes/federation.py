@@ -107,5 +107,5 @@ class Site:
             blocks=self.blocks,
             seen=self.seen[work.position if work else 0],
             epoch=scalar(0, torch.int64),
-            key=scalar(0, torch.int64),
+            key=scalar(int(work.key[0]) if work else 0, torch.int64),
         )

@@ -32,7 +32,7 @@ def client_round(method: Method, st: Tensors, bc: Tensors, work: Round, site: Si
         mem = site.batch(work.memory[step], work.position)
         now = me._replace(epoch=_like(me.epoch, work.epoch[step]), key=_like(me.key, work.key[step]))
         st = st | method.step(st, bc, batch, mem, now)
-    return st
+    return st | method.end_round(st, bc, me)
 
 
 def client_predictor(method: Method, st: Tensors, bc: Tensors, position: int, site: Site) -> Tensors:
@@ -95,27 +95,29 @@ class LoopEngine:
         method, bc = self.method, self.servers[s]
         each_round, first_round = (int(wire.size(part)) for part in method.sent_down(bc))
         rows: list[RoundRow] = []
-        uploads: list[Tensors] = []
-        counts: list[int] = []
+        uploads: dict[int, Tensors] = {}
+        present, samples = [False] * len(self.sites[s]), [0] * len(self.sites[s])
         for k, site in enumerate(self.sites[s]):
             work = site.plan.round(g)
             if work is None:
                 continue
             start = time.perf_counter()
             st = self.clients[s][k] = client_round(method, self.clients[s][k], bc, work, site)
-            up = method.upload(st, site.me(work))
+            uploads[k] = up = method.upload(st, site.me(work))
             report = {name: float(value) for name, value in method.report(st, bc).items()}
-            broken = not all(bool(torch.isfinite(t).all()) for t in up.values())
+            present[k] = all(bool(torch.isfinite(t).all()) for t in up.values())
+            samples[k] = len(work.samples)
             seconds = time.perf_counter() - start
-            uploads.append(up)
-            counts.append(len(work.samples))
             sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
-            rows.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds, broken))
-        present = torch.tensor([not row.left_out for row in rows], dtype=torch.bool, device=self.samples.device)
-        if present.any():
-            stacked = {name: torch.stack([up[name] for up in uploads]) for name in uploads[0]}
-            samples = torch.tensor(counts, dtype=self.samples.dtype, device=self.samples.device)
-            self.servers[s] = method.aggregate(bc, stacked, present, samples)
+            rows.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds, not present[k]))
+        if any(present):
+            somebody = next(iter(uploads.values()))
+            nothing = {name: torch.zeros_like(t) for name, t in somebody.items()}
+            lines = [uploads.get(k, nothing) for k in range(len(present))]
+            stacked = {name: torch.stack([line[name] for line in lines]) for name in somebody}
+            here, counts = torch.tensor(present), torch.tensor(samples, dtype=self.samples.dtype)
+            place = self.samples.device
+            self.servers[s] = bc | method.aggregate(bc, stacked, here.to(place), counts.to(place))
         return rows
 
     @torch.no_grad()

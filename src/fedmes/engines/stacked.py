@@ -134,6 +134,7 @@ class StackedEngine:
     def _end_round(self) -> Tensors:
         """Upload and average; numbers about each client's part."""
         method, bc = self.method, self.server
+        self._merge(over(method.end_round, "csc")(self.state, bc, self.me), self.active)
         uploads = over(method.upload, "cc")(self.state, self.me)
         fine = [torch.isfinite(t).flatten(2).all(-1) for t in uploads.values()]
         finite = torch.stack([torch.ones_like(self.active), *fine]).all(0)  # also of one who sends nothing
@@ -337,7 +338,7 @@ class StackedEngine:
             blocks=put(np.array(each(lambda plan: plan.blocks, self.plans))),
             seen=put(np.array(seen)),
             epoch=torch.zeros_like(position),
-            key=torch.zeros_like(position),
+            key=table(lambda work: work.key[0], 0, torch.int64),
         )
 
 
