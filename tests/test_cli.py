@@ -103,7 +103,7 @@ def test_compare_reuses_finished_runs(tmp_path):
     status, out, err = fedmes(*arguments, cwd=tmp_path)
     assert (status, err) == (0, "")
     assert "fedavg" in out
-    assert "fedmes (network + memory)" in out
+    assert "fedmes-nolip" in out
     first = (tmp_path / "c/fedavg/result.json").stat().st_mtime_ns
     (tmp_path / "c/fedmes/result.json").unlink()  # as if it had been interrupted
     assert fedmes(*arguments, cwd=tmp_path)[:2][0] == 0

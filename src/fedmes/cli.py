@@ -36,7 +36,7 @@ Epochs = Annotated[int | None, typer.Option(help="local epochs a round")]
 Batch = Annotated[int | None, typer.Option(help="mini-batch size")]
 Memory = Annotated[str | None, typer.Option(metavar="M|M1,M2,...", help="samples each client may keep")]
 Seeds = Annotated[str | None, typer.Option(metavar="S1,S2,...", help="one training for each seed")]
-Engine = Annotated[str | None, typer.Option(help="auto or loop")]
+Engine = Annotated[str | None, typer.Option(help="auto, loop or stacked")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
 Data = Annotated[str | None, typer.Option(metavar="FILE.npz|DIR", help="own data instead of a benchmark")]
 Settings = Annotated[
@@ -113,7 +113,14 @@ def compare(
     from fedmes.methods import METHODS
 
     names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
-    prepared = [experiment.prepare(config.with_({"method": name})) for name in names]
+    prepared, unfit = [], []
+    for name in names:
+        try:
+            prepared.append(experiment.prepare(config.with_({"method": name})))
+        except UserError as error:  # of all methods, those that this model or data suits
+            if methods != "all" or not str(error).startswith(f"method {name}:"):
+                raise
+            unfit.append(str(error))
     directory = out or experiment.default_directory(config.with_({"method": "compare"}))
     found = []
     for one in prepared:
@@ -126,8 +133,10 @@ def compare(
     if quiet:
         print(directory)
     else:
-        console = Console()
-        console.print(tables.comparison(found))
+        console = _wide_console()
+        console.print(tables.comparison(found, console.width))
+        for reason in unfit:
+            console.print(f"left out: {reason}", highlight=False)
         console.print(f"\nresults: {directory}", highlight=False)
 
 
@@ -184,9 +193,10 @@ def list_names(kind: Annotated[str | None, typer.Argument(metavar="[methods|benc
 
 
 def _method_summaries() -> dict[str, str]:
+    from fedmes import plugins
     from fedmes.methods import SUMMARY
 
-    return SUMMARY
+    return SUMMARY | {name: f"from {entry.value}" for name, entry in plugins.installed("method").items()}
 
 
 def _benchmark_summaries() -> dict[str, str]:
@@ -196,9 +206,11 @@ def _benchmark_summaries() -> dict[str, str]:
 
 
 def _model_summaries() -> dict[str, str]:
+    from fedmes import plugins
     from fedmes.models import MODELS
 
-    return {name: (model.__doc__ or "").splitlines()[0] for name, model in MODELS.items()}
+    summaries = {name: (model.__doc__ or "").splitlines()[0] for name, model in MODELS.items()}
+    return summaries | {name: f"from {entry.value}" for name, entry in plugins.installed("model").items()}
 
 
 def _config(given: dict[str, Any]) -> Config:
@@ -227,6 +239,12 @@ def _numbers(name: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--{name}: whole numbers separated by commas are needed, not '{text}'") from None
+
+
+def _wide_console() -> Console:
+    """A file or a pipe has no width to keep to."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 @contextmanager

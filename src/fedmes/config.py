@@ -195,8 +195,8 @@ class Config(Section):
         return list(size)
 
     def with_(self, changes: Mapping[str, Any]) -> Config:
-        """A copy with other values, given as dotted keys."""
-        content = self.as_dict()
+        """A copy with other values, given as dotted keys; what nobody has set stays so, for own data to decide."""
+        content = self.model_dump(by_alias=True, exclude_unset=True)
         for key, value in changes.items():
             _assign(content, key, value)
         return Config.model_validate(content)

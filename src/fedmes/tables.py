@@ -90,33 +90,38 @@ def _footer(result: Result) -> list[Text]:
     return [Text(line) for line in lines]
 
 
-def comparison(results: Sequence[Result]) -> Table:
-    """One row a method and way of predicting; the best of each column is bold."""
+def comparison(results: Sequence[Result], width: int) -> RenderableType:
+    """One row a method and way of predicting; the best of each column is bold. Two tables where one is too wide."""
+    if width < 105:
+        return Group(_compared(results, ["oblivious"], costs=True), Text(), _compared(results, ["masked"], costs=False))
+    return _compared(results, list(SCORES), costs=True)
+
+
+def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Table:
     rows = []
     for result in results:
-        for suffix, (name, numbers) in variants(result).items():
-            label = result.config.method + (f" ({name})" if result.metrics_nolip else "")
+        for suffix, (_, numbers) in variants(result).items():
             cost = [_megabytes(result, "up"), _megabytes(result, "down"), f"{result.seconds['total']:.1f}"]
-            rows.append((label, numbers, cost if not suffix else ["", "", ""]))
-    columns = [(score, key) for score in SCORES for key in ("acc_all", "fr", "acc_final")]
+            rows.append((result.config.method + suffix.replace("_", "-"), numbers, ["", "", ""] if suffix else cost))
+    columns = [(score, key) for score in scores for key in ("acc_all", "fr", "acc_final")]
     best = {}
     for score, key in columns:
         means = [numbers[score][key]["mean"] for _, numbers, _ in rows if numbers[score][key]["mean"] is not None]
         best[score, key] = (min if key == "fr" else max)(means, default=None)
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
+    table.add_column("\nmethod", no_wrap=True)
     for score, key in columns:
-        table.add_column(f"{score}\n{NUMBERS[key]}", justify="right")
-    for name in ("MB\nup", "MB\ndown", "\nseconds"):
-        table.add_column(name, justify="right")
+        table.add_column(f"{score}\n{NUMBERS[key]}", justify="right", no_wrap=True)
+    for name in ("MB\nup", "MB\ndown", "\nseconds") if costs else ():
+        table.add_column(name, justify="right", no_wrap=True)
     for label, numbers, cost in rows:
         cells = []
         for column in columns:
             number = numbers[column[0]][column[1]]
             winner = number["mean"] is not None and number["mean"] == best[column]
-            cells.append(Text(_number(number), style="bold" if winner else ""))
-        table.add_row(label, *cells, *cost)
+            cells.append(Text(_short(number), style="bold" if winner else ""))
+        table.add_row(label, *cells, *(cost if costs else ()))
     return table
 
 
@@ -135,6 +140,11 @@ def bench(title: str, rows: Sequence[Row]) -> Table:
 def _number(value: dict[str, float | None]) -> str:
     mean, std = value["mean"], value["std"]
     return _plain(mean) + (f" ± {std:.3f}" if std else "")
+
+
+def _short(value: dict[str, float | None]) -> str:
+    mean, std = value["mean"], value["std"]
+    return _plain(mean) + (f"±{std:.3f}".replace("0.", ".") if std else "")
 
 
 def _plain(value: float | None) -> str:

@@ -204,9 +204,12 @@ def held(change: Tensor, hold: Tensor) -> Tensor:
 
 
 def heaviest(mask: Tensor, sparsity: float) -> Tensor:
-    """The channels that are sent: those above the mask's quantile, by absolute value."""
+    """The channels that are sent: those above the mask's quantile, by absolute value.
+
+    NaN counts as above: who has diverged sends it, and is left out, rather than sending nothing as if all were well.
+    """
     weight = mask.abs()
-    return weight > weight.sort().values[math.floor(sparsity * len(mask))]
+    return ~(weight <= weight.sort().values[math.floor(sparsity * len(mask))])
 
 
 def average_of_sent(values: Tensor, sent: Tensor, present: Tensor) -> Tensor:
