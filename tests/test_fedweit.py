@@ -20,7 +20,10 @@ from test_vectors import close, doubles
 # --- a method and a client's state by hand -------------------------------------------------------------------------
 
 
-def network(**layers):
+LAYER = "layer.weight"
+
+
+def network(layers):
     """A network that is only asked for its initial weights: these layers, a bias and a head."""
     own = {"body.bias": doubles(0.5, -0.5), "head.weight": doubles(1, 2)[None], "head.bias": doubles(3)}
     return SimpleNamespace(initial=layers | own)
@@ -53,18 +56,21 @@ JUDGED = doubles(1.5, 1, 1.5, 4.25).reshape(2, 2).T
 
 def v7(**options):
     """The method, a client's state with V7's numbers at its first task, and the broadcast."""
-    method = weit(network(layer=B), **options)
+    method = weit(network({LAYER: B}), **options)
     st = method.init(method.net.initial, standing())
-    st |= {"w.B.layer": B, "w.m.layer": MASK, "w.A.layer": A, "w.alpha.layer": ALPHA}
-    return method, st, {"w.layer": B, "kb.layer": KB}
+    st |= {"w.B.layer.weight": B, "w.m.layer.weight": MASK, "w.A.layer.weight": A, "w.alpha.layer.weight": ALPHA}
+    return method, st, {"w.layer.weight": B, "kb.layer.weight": KB}
 
 
 def test_v7_composition():
     """V7: in training all of A counts; in prediction what is at most lam1 does not."""
     method, st, bc = v7()
-    close(method.weights(pick(st, "w"), bc, "layer"), TRAINED, 1e-12)
+    later = st | {"past.done": torch.ones_like(st["past.done"])}
+    close(method.weights(pick(st, "w"), later, bc, LAYER), TRAINED, 1e-12)
+    alone = method.weights(pick(st, "w") | {f"alpha.{LAYER}": 0 * ALPHA}, later, bc, LAYER)
+    close(method.weights(pick(st, "w"), st, bc, LAYER), alone, 1e-12)  # in its first task a client is on its own
     for position in (0, 2):
-        judged = method.ready(st | method.end_round(st, bc, standing(position)), bc, None)["w.layer"]
+        judged = method.ready(st | method.end_round(st, bc, standing(position)), bc, None)["w.layer.weight"]
         close(judged[position], JUDGED, 1e-12)
         others = [i for i in range(3) if i != position]
         close(judged[others], compose(B, torch.zeros(2), torch.zeros(2, 2)).expand(2, 2, 2), 0.0)
@@ -74,10 +80,10 @@ def test_v7_composition():
 def test_a_part_must_exceed_the_threshold(part, used):
     """The hard threshold of prediction and upload is strict."""
     method, st, bc = v7()
-    st |= {"w.A.layer": torch.full_like(A, part), "w.alpha.layer": doubles(0, 0)}
-    judged = method.ready(st | method.end_round(st, bc, standing()), bc, None)["w.layer"][0]
+    st |= {"w.A.layer.weight": torch.full_like(A, part), "w.alpha.layer.weight": doubles(0, 0)}
+    judged = method.ready(st | method.end_round(st, bc, standing()), bc, None)["w.layer.weight"][0]
     close(judged, compose(B, MASK, torch.full_like(A, used)), 0.0)
-    assert torch.equal(method.upload(st, standing())["A.layer"], torch.full_like(A, used))
+    assert torch.equal(method.upload(st, standing())["A.layer.weight"], torch.full_like(A, used))
 
 
 @pytest.mark.parametrize("retroactive", [False, True])
@@ -91,7 +97,7 @@ def test_v7_restoration(retroactive):
         st |= method.end_round(st, bc, standing())
         st |= method.end_task(st, standing())
         st |= method.begin_task(st, bc, standing(1))
-        st |= {"w.B.layer": B + MOVE, "w.A.layer": A}
+        st |= {"w.B.layer.weight": B + MOVE, "w.A.layer.weight": A}
         kept_small = small if retroactive else 0.0  # the first task's A: it is trained, or it is not
         close(method.penalty(pick(st, "w"), st), 1.25 + small + kept_small, 1e-12)
 
@@ -119,27 +125,33 @@ def test_v8_aggregation():
 def test_an_upload_is_sparse_and_nothing_else_leaves():
     """B on the heaviest channels; A only in a task's last round, above lam1; no mask, alpha, bias or head."""
     weight = torch.arange(1, 21, dtype=torch.float64).reshape(10, 2)
-    method = weit(network(layer=weight))
+    method = weit(network({LAYER: weight}))
     st = method.init(method.net.initial, standing())
-    st["w.m.layer"] = doubles(0.1, -0.5, 0.3, 0.05, -0.2, 0.4, 0.25, -0.35, 0.15, 0.45)
-    st["w.A.layer"] = torch.where(weight > 18, weight, 1e-3)
+    st["w.m.layer.weight"] = doubles(0.1, -0.5, 0.3, 0.05, -0.2, 0.4, 0.25, -0.35, 0.15, 0.45)
+    st["w.A.layer.weight"] = torch.where(weight > 18, weight, 1e-3)
     kept = torch.tensor([0, 1, 1, 0, 0, 1, 1, 1, 0, 1])[:, None] > 0
     for last in (False, True):
         up = method.upload(st, standing(last=torch.tensor(last)))
-        assert sorted(up) == ["A.layer", "A.layer#mask", "w.layer", "w.layer#mask"]
-        assert torch.equal(up["w.layer#mask"], kept)
-        assert torch.equal(up["w.layer"], torch.where(kept, weight, 0))
-        assert torch.equal(up["A.layer#mask"], (weight > 18) & last)
-        assert torch.equal(up["A.layer"], torch.where(up["A.layer#mask"], weight, 0))
+        assert sorted(up) == ["A.layer.weight", "A.layer.weight#mask", "w.layer.weight", "w.layer.weight#mask"]
+        assert torch.equal(up["w.layer.weight#mask"], kept)
+        assert torch.equal(up["w.layer.weight"], torch.where(kept, weight, 0))
+        assert torch.equal(up["A.layer.weight#mask"], (weight > 18) & last)
+        assert torch.equal(up["A.layer.weight"], torch.where(up["A.layer.weight#mask"], weight, 0))
 
 
 def test_channels_nobody_sent_stay_the_clients_own():
     """begin_round takes over what came, channel by channel, and only in B."""
     method, st, bc = v7()
     received = torch.stack([doubles(7, 8), doubles(0, 0)])
-    begun = method.begin_round(st, bc | {"w.layer": received}, {}, standing())
-    assert torch.equal(begun["w.B.layer"], torch.stack([received[0], B[1]]))
-    for name in ("w.m.layer", "w.A.layer", "w.alpha.layer", "w.own.head.weight", "w.own.body.bias"):
+    begun = method.begin_round(st, bc | {"w.layer.weight": received}, {}, standing())
+    assert torch.equal(begun["w.B.layer.weight"], torch.stack([received[0], B[1]]))
+    for name in (
+        "w.m.layer.weight",
+        "w.A.layer.weight",
+        "w.alpha.layer.weight",
+        "w.own.head.weight",
+        "w.own.body.bias",
+    ):
         assert torch.equal(begun[name], st[name])
 
 
@@ -148,35 +160,35 @@ def test_channels_nobody_sent_stay_the_clients_own():
 
 def uploads_of(values, sent, parts):
     """What clients sent for one layer of two channels, [n, 2, 2]."""
-    up = {"w.layer": values, "w.layer#mask": torch.tensor(sent)[..., None] > 0}
-    return up | {"A.layer": parts, "A.layer#mask": parts != 0}
+    up = {"w.layer.weight": values, "w.layer.weight#mask": torch.tensor(sent)[..., None] > 0}
+    return up | {"A.layer.weight": parts, "A.layer.weight#mask": parts != 0}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e6])
 @pytest.mark.parametrize("kb", ["previous", "all_previous"])
 def test_the_absent_change_neither_b_nor_their_knowledge(kb, bad):
     """Client 1 dropped out, or sent what cannot be used: everything is as if only the others were there."""
-    method = weit(network(layer=B), clients=3, kb=kb)
+    method = weit(network({LAYER: B}), clients=3, kb=kb)
     old = torch.arange(1, method.depth * 12 + 1, dtype=torch.float64).reshape(method.depth, 3, 2, 2)
-    server = method.server(method.net.initial) | {"kb.layer": old, "delivered": torch.tensor([1, 1, 1])}
+    server = method.server(method.net.initial) | {"kb.layer.weight": old, "delivered": torch.tensor([1, 1, 1])}
     values = torch.stack([B, torch.full_like(B, bad), 3 * B])
     parts = torch.stack([A, torch.full_like(A, bad), 2 * A])
     sent = uploads_of(values, [[1, 1], [1, 1], [1, 0]], parts)
     new = method.aggregate(server, sent, torch.tensor([True, False, True]), doubles(1, 1, 1))
     assert new["delivered"].tolist() == [2, 1, 2]
-    close(new["w.layer"], torch.stack([2 * B[0], B[1]]), 1e-12)
-    slot = method.depth - 2 if kb == "all_previous" else 0
+    close(new["w.layer.weight"], torch.stack([2 * B[0], B[1]]), 1e-12)
+    slot = 1 if kb == "all_previous" else 0
     expected = old.clone()
     expected[slot, 0], expected[slot, 2] = A, 2 * A
-    assert torch.equal(new["kb.layer"], expected)
+    assert torch.equal(new["kb.layer.weight"], expected)
 
 
 def test_a_channel_that_nobody_sent_is_zero_at_the_server():
-    method = weit(network(layer=B))
+    method = weit(network({LAYER: B}))
     sent = uploads_of(torch.stack([B, B]), [[1, 0], [1, 0]], torch.zeros(2, 2, 2))
     new = method.aggregate(method.server(method.net.initial), sent, torch.tensor([True, True]), doubles(1, 9))
-    assert torch.equal(new["w.layer"], torch.stack([B[0], torch.zeros(2)]))
-    assert not new["kb.layer"].any() and not new["delivered"].any()
+    assert torch.equal(new["w.layer.weight"], torch.stack([B[0], torch.zeros(2)]))
+    assert not new["kb.layer.weight"].any() and not new["delivered"].any()
 
 
 # --- the loss ------------------------------------------------------------------------------------------------------
@@ -197,7 +209,7 @@ def random_life(done, **options):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     layers = {name: draw(*shape) for name, shape in SHAPES.items()}
-    method = weit(network(**layers), tasks=len(done) + 1, **(WEIGHTS | options))
+    method = weit(network(layers), tasks=len(done) + 1, **(WEIGHTS | options))
     bc = method.server(method.net.initial)
     st = method.init(method.net.initial, standing(tasks=len(done) + 1))
 
@@ -233,7 +245,7 @@ def square(x):
 @pytest.mark.parametrize("retroactive", [False, True])
 @pytest.mark.parametrize("done", [[], [1], [1, 0, 1], [1, 1, 1]], ids=["first", "second", "one missed", "fourth"])
 def test_penalty_by_hand(done, retroactive):
-    """wd (l2(A) + l2(m)) + lam1 |A|, and wd l2(B) in the first task; later B's drift from where earlier tasks had it."""
+    """wd (l2(A) + l2(m)) + lam1 |A|, and in the first task wd l2(B); later, how far B has carried earlier tasks off."""
     method, st, past, old = random_life(done, retroactive=retroactive)
     w = {name: value.numpy() for name, value in pick(st, "w").items()}
     expected = 0.0
@@ -287,7 +299,7 @@ def predictor(p0, p1, p2, done=(1, 1, 1)):
     for task, pair in enumerate((p0, p1, p2)):
         for sample, p in enumerate(pair):
             rows[task, sample, 2 * task : 2 * task + 2] = doubles(p, 1 - p).log()
-    net = SimpleNamespace(initial=network(layer=B).initial, logits=lambda params, x, key=None: params["z"][x])
+    net = SimpleNamespace(initial=network({LAYER: B}).initial, logits=lambda params, x, key=None: params["z"][x])
     return weit(net), {"w.z": rows, "done": torch.tensor(done) > 0}
 
 
@@ -335,6 +347,7 @@ def test_probabilities_are_zero_outside_the_scope():
         p = asked(method, ready, scope, -1)
         close(p.sum(-1), [1.0, 1.0], 1e-12)
         assert not p[:, [c for c in ALL if c not in scope]].any()
+    assert not asked(method, ready, [0, 1, 4, 5], 1).any()  # told of a task of which nothing is in scope
 
 
 def test_both_scores_at_once_as_engines_ask_for_them():
@@ -433,8 +446,8 @@ def test_property_7_old_tasks_change_through_b_alone(kb, l1, trails):
             assert torch.equal(was, again) and not torch.equal(was, moved)
 
 
-def test_a_task_begins_anew(trails):
-    """Part, bias and head start as they did in the first task, masks are drawn anew; earlier ones stay as they were."""
+def test_a_task_begins_anew():
+    """A third of the initial B, the initial biases and head, and masks drawn anew."""
     begun = {}
 
     class Watched(FedWeIT):
@@ -444,16 +457,16 @@ def test_a_task_begins_anew(trails):
             return super().begin_round(st, bc, sums, me)
 
     trail = Trail({"rounds": 1}, Watched)
-    initial = trail.engine.clients[0][0]
+    initial = {name: p.double() for name, p in trail.engine.method.net.initial.items()}
     for k in range(3):
         for position in range(3):
             st = begun[k, position]
             for name in LAYERS:
-                assert torch.equal(st[f"w.A.{name}"], initial[f"start.A.{name}"])
+                assert torch.equal(st[f"w.A.{name}"], initial[name] / 3)
                 width = float(st[f"w.m.{name}"].abs().max())
                 assert 0 < width <= (3 / 8) ** 0.5
             for name in ("body.0.bias", "body.3.bias", "head.weight", "head.bias"):
-                assert torch.equal(st[f"w.own.{name}"], initial[f"start.own.{name}"])
+                assert torch.equal(st[f"w.own.{name}"], initial[name])
                 assert not torch.equal(trail.trained[position][k][f"w.own.{name}"], st[f"w.own.{name}"])
     masks = torch.stack([st["w.m.body.0.weight"] for st in begun.values()])
     assert len(masks) == 9 and len(masks.unique(dim=0)) == 9

@@ -65,7 +65,8 @@ def test_all_entries_exist_from_the_start_in_their_final_shape(method, runs):
     for site, st in zip(run.engine.sites[0], states(run), strict=True):
         first = run.prepared.method.init({n: p.double() for n, p in params.items()}, site.me())
         assert {n: (t.shape, t.dtype) for n, t in first.items()} == {n: (t.shape, t.dtype) for n, t in st.items()}
-    assert {n: p.shape for n, p in params.items()} == {n: p.shape for n, p in run.clients[-1][0].items()}
+    if method != "fedweit":  # which trains what weights are composed of
+        assert {n: p.shape for n, p in params.items()} == {n: p.shape for n, p in run.clients[-1][0].items()}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -227,9 +227,9 @@ def test_statistics_are_those_of_the_training_images(tmp_path, channels):
     source = opened(save(tmp_path, x=x))
     train = x[columns()["split"] == 0] / 255.0
     normalisation = source.normalisation(source.stream(0))
-    np.testing.assert_allclose(normalisation.mean, train.mean(axis=(0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(normalisation.std, train.std(axis=(0, 1, 2)), rtol=1e-9)
-    assert not np.allclose(normalisation.mean, x.mean(axis=(0, 1, 2)) / 255, rtol=1e-6)  # the test images are left out
+    np.testing.assert_allclose(normalisation.mean[0], train.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(normalisation.std[0], train.std(axis=(0, 1, 2)), rtol=1e-9)
+    assert not np.allclose(normalisation.mean[0], x.mean(axis=(0, 1, 2)) / 255, rtol=1e-6)  # the test images are left out
 
 
 def test_statistics_follow_a_drawn_split(tmp_path):
@@ -238,7 +238,7 @@ def test_statistics_follow_a_drawn_split(tmp_path):
     for seed in (0, 1):
         stream = source.stream(seed)
         rows = np.concatenate([task.train for c in stream.clients for task in c.tasks])
-        np.testing.assert_allclose(source.normalisation(stream).mean, [x[rows].mean() / 255], rtol=1e-12)
+        np.testing.assert_allclose(source.normalisation(stream).mean[0], [x[rows].mean() / 255], rtol=1e-12)
 
 
 def test_statistics_of_many_images(tmp_path):
@@ -251,7 +251,7 @@ def test_statistics_of_many_images(tmp_path):
     source = opened(path)
     normalisation = source.normalisation(source.stream(0))
     train = x[split == 0] / 255
-    np.testing.assert_allclose((*normalisation.mean, *normalisation.std), (train.mean(), train.std()), rtol=1e-10)
+    np.testing.assert_allclose((*normalisation.mean[0], *normalisation.std[0]), (train.mean(), train.std()), rtol=1e-10)
 
 
 def test_a_constant_channel_is_divided_by_one(tmp_path):
@@ -259,8 +259,8 @@ def test_a_constant_channel_is_divided_by_one(tmp_path):
     x[..., 1] = 77
     source = opened(save(tmp_path, x=x))
     normalisation = source.normalisation(source.stream(0))
-    assert normalisation.mean[1] == pytest.approx(77 / 255, rel=1e-12)
-    assert normalisation.std[1] == 1.0
+    assert normalisation.mean[0][1] == pytest.approx(77 / 255, rel=1e-12)
+    assert normalisation.std[0][1] == 1.0
 
 
 # --- arrays that are wrong -------------------------------------------------------------------------------------------
@@ -629,8 +629,8 @@ def test_statistics_of_folders(tmp_path):
     rows = np.concatenate([task.train for c in stream.clients for task in c.tasks])
     train = source.dataset.x[rows] / 255
     normalisation = source.normalisation(stream)
-    np.testing.assert_allclose(normalisation.mean, train.mean(axis=(0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(normalisation.std, train.std(axis=(0, 1, 2)), rtol=1e-9)
+    np.testing.assert_allclose(normalisation.mean[0], train.mean(axis=(0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(normalisation.std[0], train.std(axis=(0, 1, 2)), rtol=1e-9)
 
 
 # --- folders that are wrong ------------------------------------------------------------------------------------------

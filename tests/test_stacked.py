@@ -62,7 +62,7 @@ def assert_equal_states(loop, stacked, rtol):
 def assert_equal_runs(prepared, stack=1000):
     """Rows, scores and weights of whole runs in float64."""
     loop, stacked = engines(prepared, stack)
-    for g in range(len(prepared.federations[0].stream.position)):
+    for g in range(max(len(f.stream.position) for f in prepared.federations)):
         for mine, theirs in zip(stacked.round(g), loop.round(g), strict=True):
             fixed = ("seed", "client", "position", "index", "up_bytes", "down_bytes", "left_out")
             assert [getattr(mine, name) for name in fixed] == [getattr(theirs, name) for name in fixed]
@@ -288,3 +288,13 @@ def test_lanes_compile_apart_and_as_they_will_run(monkeypatch):
     assert len({id(code) for code, _ in seen}) == len(seen) == 2
     assert [threads for _, threads in seen] == [1, 1]
     assert_equal_states(loop, stacked, 1e-8)
+
+
+def test_tasks_that_arrive_at_different_times():
+    """Also rounds in which nobody has anything to do, and seeds that take longer than others."""
+    prepared = prepared_with(
+        {"method": "fedmes", "stream.arrival": "staggered", "clients": 2, "memory": 9, "rounds": 3}
+    )
+    assert any((f.stream.position < 0).all(axis=1).any() for f in prepared.federations)
+    assert len({len(f.stream.position) for f in prepared.federations}) == 2
+    assert_equal_runs(prepared)

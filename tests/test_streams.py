@@ -88,12 +88,12 @@ def per_class(rows, labels):
     return Counter(labels[rows].tolist())
 
 
-def dealt(holders, frac, images=10):
+def dealt(holders, frac, images=10, **options):
     """Two classes of `images` training images each, in one block, held by all clients."""
     train, test = np.repeat([0, 1], images), np.repeat([0, 1], 3)
     return streams.split(
-        train, test, seed=3, clients=holders, blocks=1, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
-        classes_min=2, classes_max=2,
+        train, test, [(0, 1)], seed=3, clients=holders, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
+        classes_min=2, classes_max=2, **options,
     )  # fmt: skip
 
 
@@ -332,9 +332,56 @@ def test_method_model_and_training_options_do_not_change_the_split():
 
 
 def test_lockstep_leaves_those_without_a_task_idle():
-    assert streams.lockstep([3, 1, 2], 2).tolist() == [
+    assert streams.schedule([3, 1, 2], 2, "lockstep", 0).tolist() == [
         [0, 0, 0], [0, 0, 0], [1, -1, 1], [1, -1, 1], [2, -1, -1], [2, -1, -1],
     ]  # fmt: skip
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 99))
+def test_staggered_tasks_come_in_order_and_take_their_rounds(counts, rounds, seed):
+    position = streams.schedule(counts, rounds, "staggered", seed)
+    for k, count in enumerate(counts):
+        column = position[:, k]
+        worked = column[column >= 0]
+        assert worked.tolist() == np.repeat(np.arange(count), rounds).tolist()
+        starts = [int(np.flatnonzero(column == t)[0]) for t in range(count)]
+        ends = [-1] + [int(np.flatnonzero(column == t)[-1]) for t in range(count - 1)]
+        assert all(0 <= a - e - 1 <= rounds for a, e in zip(starts, ends, strict=True))
+        assert all((column[a : a + rounds] == t).all() for t, a in enumerate(starts))  # a task is not interrupted
+    assert (position[-1] >= 0).any()
+
+
+def test_staggered_clients_are_not_in_step():
+    made = open_benchmark(config.load(None, {"stream.arrival": "staggered"})).stream(0)
+    assert len({tuple(column) for column in made.position.T.tolist()}) == 10
+    assert (made.active == (made.position >= 0)).all()
+
+
+@pytest.mark.parametrize("frac", ["holders", 0.1, 8])
+def test_dirichlet_shares_are_disjoint_unequal_and_as_many_in_all(frac):
+    even = dealt(6, frac, images=400)
+    total = sum(len(c.tasks[0].train) for c in even.clients)
+    spread = {}
+    for alpha in ("0.3", "100"):
+        made = dealt(6, frac, images=400, partition=f"dirichlet:{alpha}")
+        rows = np.concatenate([c.tasks[0].train for c in made.clients])
+        assert len(np.unique(rows)) == len(rows) == total
+        sizes = [sorted(per_class(c.tasks[0].train, np.repeat([0, 1], 400)).values()) for c in made.clients]
+        assert all(len(size) == 2 and size[0] >= 1 for size in sizes)
+        spread[alpha] = np.std([count for size in sizes for count in size])
+    assert spread["0.3"] > 2 * spread["100"]
+
+
+def test_dirichlet_draws_have_the_right_moments():
+    for shape in (0.3, 1.0, 4.0):
+        drawn = np.array([draws.gamma(shape, "moments", i) for i in range(4000)])
+        assert drawn.mean() == pytest.approx(shape, rel=0.08)
+        assert drawn.var() == pytest.approx(shape, rel=0.2)
+
+
+def test_fewer_images_than_holders_are_shared():
+    made = dealt(5, "holders", images=3, partition="dirichlet:0.5")
+    assert all(len(c.tasks[0].train) == 2 for c in made.clients)
 
 
 def test_assemble_lets_only_those_with_a_task_take_part():
@@ -362,8 +409,8 @@ def test_digits_statistics_are_those_of_the_training_images():
     data = source("digits").dataset
     scaled = data.x[: data.train_count] / 255
     normalisation = source("digits").normalisation(stream("digits"))
-    np.testing.assert_allclose(normalisation.mean, [scaled.mean()], rtol=1e-12)
-    np.testing.assert_allclose(normalisation.std, [scaled.std()], rtol=1e-10)
+    np.testing.assert_allclose(normalisation.mean, [[scaled.mean()]], rtol=1e-12)
+    np.testing.assert_allclose(normalisation.std, [[scaled.std()]], rtol=1e-10)
 
 
 def test_synthetic_images_are_the_same_for_every_seed_and_machine():

@@ -97,7 +97,7 @@ def _plain_rate(prepared: Prepared) -> float:
     device = samples.device
     shape, classes = prepared.source.dataset.shape, len(prepared.source.dataset.class_names)
     module = models.build(models.MODELS[config.model.name], config.model.name, shape, classes, 0).to(device)
-    offset, divisor = samples.scale(federation.normalisation)
+    offset, divisor = (table[0] for table in samples.scale(federation.normalisation))
     images = ((samples.x.float() - offset) / divisor).permute(0, 3, 1, 2).contiguous()
     tasks = []
     for plan in federation.plans:

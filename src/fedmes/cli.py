@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ import typer
 from rich.console import Console
 
 from fedmes import __version__
-from fedmes.errors import UserError, unknown
+from fedmes.errors import Stopped, UserError, unknown
 
 if TYPE_CHECKING:
+    from fedmes.book import Progress
     from fedmes.config import Config
-    from fedmes.experiment import Progress
+    from fedmes.results import Result
 
 app = typer.Typer(
     help="Personalised federated continual learning: FedMeS and its neighbours.",
@@ -73,18 +75,68 @@ def run(
     data: Data = None,
     settings: Settings = None,
     out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on where a run in this directory was stopped")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
     config = _config(locals())
-    from fedmes import experiment, tables
+    from fedmes import experiment
 
-    with _progress(quiet, config.method) as listener:
-        result = experiment.execute(experiment.prepare(config), out, listener)
+    if resume:
+        config = experiment.as_stored(config, out)
+    _show(_run(config, out, quiet, resume), quiet)
+
+
+@app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
+def resume_run(directory: Annotated[Path, typer.Argument(metavar="DIR")], quiet: Quiet = False) -> None:
+    """Go on with a run that was stopped or killed, with its own configuration: the result is the same."""
+    from fedmes import results
+    from fedmes.config import Config
+
+    stored = results.stored_config(directory)
+    if stored is None:
+        raise UserError(f"resume: {directory} holds no run")
+    _show(_run(Config.model_validate(stored), directory, quiet, resume=True), quiet)
+
+
+def _run(config: Config, out: Path | None, quiet: bool, resume: bool) -> Result:
+    from fedmes import experiment, results
+
+    prepared = experiment.prepare(config)
+    directory = out or experiment.default_directory(prepared.config)
+    if resume and results.finished(directory, prepared.config):
+        print(f"{directory}: this run is finished", file=sys.stderr)
+        return results.load(directory)
+    with _progress(quiet, config.method) as listener, _stop_on_interrupt() as stop:
+        return experiment.execute(prepared, directory, listener, resume, stop)
+
+
+def _show(result: Result, quiet: bool) -> None:
+    from fedmes import tables
+
     if quiet:
         print(result.directory)
     else:
         Console().print(tables.run_report(result))
+
+
+@contextmanager
+def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C lets the round end, the second one does not wait."""
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        print("\nstopping after this round (once more: at once)", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
@@ -128,8 +180,8 @@ def compare(
         if results.finished(place, one.config):
             found.append(results.load(place))
             continue
-        with _progress(quiet, one.config.method) as listener:
-            found.append(experiment.execute(one, place, listener))
+        with _progress(quiet, one.config.method) as listener, _stop_on_interrupt() as stop:
+            found.append(experiment.execute(one, place, listener, resume=True, stop=stop))
     if quiet:
         print(directory)
     else:
@@ -280,6 +332,11 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as message:
+        print(message, file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def save_client(
     plan: Plan,
     ready: Tensors,
 ) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a client remembers is its own business
     save_model(directory / "model.safetensors", ready)
     learned = [p for p in range(plan.tasks) if plan.trained[p]]
     memory = plan.memory_after[-1]
@@ -49,8 +49,20 @@ def save_client(
         "seen": np.flatnonzero(plan.seen[plan.tasks - 1]).tolist(),
         "tasks_learned": len(learned),
         "memory_size": plan.capacity,
-        "normalisation": None if normalisation is None else {"mean": normalisation.mean, "std": normalisation.std},
+        "normalisation": None if normalisation is None else _statistics(normalisation),
     }
     if "theta" in ready:
         about["knn"] = config.knn.model_dump() | {"theta": float(ready["theta"])}
     replace_text(directory / "client.json", json.dumps(about, indent=2) + "\n")
+    directory.chmod(0o700)
+    for path in directory.iterdir():
+        path.chmod(0o600)
+
+
+def _statistics(normalisation: Normalisation) -> dict[str, Any]:
+    """By channel; where several data sets were normalised each by itself, by data set and channel."""
+    one = len(normalisation.mean) == 1
+    return {
+        name: list(values[0]) if one else [list(source) for source in values]
+        for name, values in (("mean", normalisation.mean), ("std", normalisation.std))
+    }

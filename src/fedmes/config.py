@@ -7,6 +7,7 @@ A section's plain value stands for its first key: `model = "mlp"` is `model.name
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,7 +29,8 @@ class Section(BaseModel):
 
 class Model(Section):
     name: str = "auto"
-    width: Positive | None = None  # mlp: hidden units; cnn2, cnn6: units of the fully connected layer
+    width: Positive | None = None  # mlp: hidden units; cnn2, cnn6: of the fully connected layer; resnet18: first stage
+    stem: Literal[3, 7] | None = None  # resnet18: the first convolution; 3 pools nothing, for small images
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
@@ -55,6 +57,8 @@ class Optim(Section):
 class Data(Section):
     path: str | None = None
     image_size: Positive | None = None
+    core50_labels: Literal["sessions", "objects"] = "sessions"  # 550 classes, or 50 that all tasks share
+    fusion: Literal["single", "mixed"] = "single"  # fusion-40: tasks of one source, or of all
 
 
 class Train(Section):
@@ -69,8 +73,15 @@ class KNN(Section):
     k: Positive | None = None  # left out: as the method has it
     theta: Share | Literal["tuned"] = 0.5  # the memory's weight in a prediction
     kernel: Literal["exp_d", "exp_d2", "knnper"] | None = None
-    features: Literal["fc", "conv"] = "fc"  # where neighbours are sought
+    features: str = "fc"  # where neighbours are sought: fc, conv or block:N, as the model has it
     memory: Literal["after", "before"] = "after"  # does the memory that votes hold the task just learned?
+
+    @field_validator("features")
+    @classmethod
+    def _place(cls, features: str) -> str:
+        if not re.fullmatch(r"fc|conv|block:\d+", features):
+            raise ValueError("must be fc, conv or block:N")
+        return features
 
 
 class StreamOptions(Section):
@@ -79,6 +90,8 @@ class StreamOptions(Section):
     test_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
     classes_min: Positive = 2
     classes_max: Positive = 5
+    partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = "even"  # a class's shares
+    arrival: Literal["lockstep", "staggered"] = "lockstep"  # when tasks begin
 
     @model_validator(mode="after")
     def _ordered(self) -> StreamOptions:
@@ -97,6 +110,10 @@ class Synthetic(Section):
 
 class Comm(Section):
     mbps: Annotated[float, Field(gt=0)] = 40.0  # each client's link, for the modelled time of communication
+
+
+class Checkpoint(Section):
+    every: Annotated[float, Field(ge=0)] | Literal["round", "task", "never"] = 30.0  # seconds, and each task's end
 
 
 class Output(Section):
@@ -145,6 +162,7 @@ class FedweitOptions(Section):
     sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.3  # the share of a layer's channels that is not sent
     kb: Literal["previous", "all_previous"] = "previous"  # others' parts: of their last task, or of all
     retroactive: bool = False  # train masks and parts of earlier tasks too
+    decompose_downsample: bool = True  # false: the shortcut convolutions of resnet18 are a task's own
 
 
 class Config(Section):
@@ -176,6 +194,7 @@ class Config(Section):
     flwf: FlwfOptions = FlwfOptions()
     flwf2t: Flwf2tOptions = Flwf2tOptions()
     comm: Comm = Comm()
+    checkpoint: Checkpoint = Checkpoint()
     output: Output = Output()
 
     @field_validator("seeds")
@@ -203,6 +222,15 @@ class Config(Section):
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True)
+
+    def asked(self) -> dict[str, Any]:
+        """What somebody has set, a benchmark's defaults included; `auto` leaves a thing open."""
+        content = self.model_dump(by_alias=True, exclude_unset=True)
+        flat = {key: value for key, value in content.items() if not isinstance(value, dict)}
+        for section, values in content.items():
+            if isinstance(values, dict):
+                flat |= {f"{section}.{key}": value for key, value in values.items()}
+        return {key: value for key, value in flat.items() if value not in ("auto", None)}
 
     def to_toml(self, versions: Mapping[str, str]) -> str:
         """The file `config.toml`: everything needed to run it again, and the versions that were used."""

@@ -8,7 +8,9 @@ key is enough.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,3 +46,19 @@ def integer(low: int, high: int, *key: Key) -> int:
 def seed62(*key: Key) -> int:
     """A number of 62 bits, for a generator or a hash that takes one; small counts can be added without overflow."""
     return int.from_bytes(_digest(key)[:8], "little") >> 2
+
+
+def gamma(shape: float, *key: Key) -> float:
+    """A number from a gamma distribution (Marsaglia and Tsang's rejection); shares of such numbers are Dirichlet's."""
+    boost = 1.0
+    if shape < 1:
+        boost = float(uniforms(1, *key, "boost")[0]) ** (1 / shape)
+        shape += 1
+    d = shape - 1 / 3
+    for attempt in itertools.count():
+        a, b, u = (float(v) for v in 1 - uniforms(3, *key, attempt))  # in (0, 1]
+        normal = math.sqrt(-2 * math.log(a)) * math.cos(2 * math.pi * b)
+        v = (1 + normal / math.sqrt(9 * d)) ** 3
+        if v > 0 and math.log(u) < normal * normal / 2 + d - d * v + d * math.log(v):
+            return max(boost * d * v, 1e-300)
+    raise AssertionError

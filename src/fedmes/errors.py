@@ -10,6 +10,10 @@ class UserError(Exception):
     """Bad input. The command line prints the message and exits with status 2; no traceback."""
 
 
+class Stopped(Exception):
+    """The user has stopped a run, which is saved and can go on."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)

@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmes import clientdir, draws, models, plugins, results
+from fedmes import checkpoint, clientdir, draws, models, plugins, results
 from fedmes import config as configuration
 from fedmes.benchmarks import open_benchmark
+from fedmes.book import Book, Listener
 from fedmes.config import Config
 from fedmes.contract import Method
 from fedmes.data import Source
 from fedmes.data.own import open_own
-from fedmes.engines import Engine, RoundRow, Score
+from fedmes.engines import Engine
 from fedmes.engines.capacity import replicas_that_fit
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
-from fedmes.errors import UserError
+from fedmes.errors import Stopped, UserError
 from fedmes.federation import Federation, Samples
 from fedmes.functional import pick, put
 from fedmes.methods import METHODS
@@ -35,22 +36,6 @@ from fedmes.net import Net
 from fedmes.plan import Plan, Work
 from fedmes.results import Result
 from fedmes.streams import Stream
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands after a round."""
-
-    rounds_done: int
-    rounds_total: int
-    task: int  # the furthest position any client works on, from 1
-    tasks: int
-    round: int  # within the task, from 1
-    rounds: int
-    accuracy: float | None  # mean oblivious accuracy over the tasks so far, after the last finished task
-
-
-Listener = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
@@ -69,6 +54,7 @@ def run(
     *,
     out: str | Path | None = None,
     on_progress: Listener | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> Result:
     """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
@@ -76,7 +62,21 @@ def run(
     own = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
     options |= {kind: plugins.reference(thing) for kind, thing in own.items()}
     config = configuration.load(Path(config_file) if config_file else None, _dotted(options))
-    return execute(prepare(config, own), Path(out) if out else None, on_progress)
+    directory = Path(out) if out else None
+    if resume:
+        config = as_stored(config, directory)
+    return execute(prepare(config, own), directory, on_progress, resume)
+
+
+def as_stored(config: Config, directory: Path | None) -> Config:
+    """The configuration that a directory's run was begun with, which must have all that is asked for now."""
+    directory = directory or default_directory(prepare(config).config)
+    stored = results.stored_config(directory)
+    if stored is None:
+        return config
+    if differing := results.contradictions(stored, config):
+        raise UserError(f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})")
+    return Config.model_validate(stored)
 
 
 def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
     device = pick_device(config.device)
     if config.data.path is not None:
-        source = open_own(Path(config.data.path), config.data.image_size, config.rounds)
+        source = open_own(Path(config.data.path), config.data.image_size, config.rounds, config.stream.arrival)
     else:
         source = open_benchmark(config)
     streams = [source.stream(seed) for seed in config.seeds]
@@ -137,39 +137,62 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     return Prepared(config, source, federations, method, samples)
 
 
-def execute(prepared: Prepared, out: Path | None, on_progress: Listener | None = None) -> Result:
-    """Train, evaluate and write the result directory."""
+def execute(
+    prepared: Prepared,
+    out: Path | None,
+    on_progress: Listener | None = None,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there."""
     config = prepared.config
     directory = out or default_directory(config)
     results.claim(directory, config, versions())
+    with checkpoint.locked(directory), numerics(config):
+        return _execute(prepared, directory, on_progress, resume, stop)
+
+
+def _execute(
+    prepared: Prepared, directory: Path, on_progress: Listener | None, resume: bool, stop: Callable[[], bool]
+) -> Result:
+    config, total = prepared.config, max(len(f.stream.position) for f in prepared.federations)
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    engine = _engine(prepared)
-    total = len(prepared.federations[0].stream.position)
-    book = _Book(prepared)
-    train = evaluation = 0.0
-    with numerics(config):
-        for g in range(total):
-            start = time.perf_counter()
-            rows = engine.round(g)
-            middle = time.perf_counter()
-            scores = engine.evaluate(g)
-            train += middle - start
-            train -= engine.compile_seconds if g == 0 else 0
-            evaluation += time.perf_counter() - middle
-            book.enter(rows, scores)
-            if on_progress is not None:
-                on_progress(book.progress(g, total))
-        _save_models(directory, prepared, engine)
-    seconds = {
-        "train": train,
-        "eval": evaluation,
-        "compile": engine.compile_seconds,
-        "total": time.perf_counter() - began,
-    }
-    result = book.result(seconds, engine.notes)
+    engine, book, done = _engine(prepared), Book(prepared), 0
+    if resume and (found := checkpoint.latest(directory)) is not None:
+        tensors, about = found
+        engine.restore(tensors)
+        book.restore(tensors, about)
+        done = int(about["rounds_done"])
+    else:
+        checkpoint.clear(directory)
+    schedule, before, seconds = checkpoint.Schedule(config.checkpoint.every), book.seconds["total"], book.seconds
+    compiled = seconds["compile"]
+    for g in range(done, total):
+        start = time.perf_counter()
+        rows = engine.round(g)
+        middle = time.perf_counter()
+        scores = engine.evaluate(g)
+        seconds["train"] += middle - start - (engine.compile_seconds if g == done else 0)
+        seconds["eval"] += time.perf_counter() - middle
+        seconds["compile"] = compiled + engine.compile_seconds
+        seconds["total"] = before + time.perf_counter() - began
+        book.enter(rows, scores)
+        if on_progress is not None:
+            on_progress(book.progress(g, total))
+        stopping = stop() and g + 1 < total
+        if stopping or schedule.due(bool(scores)):
+            arrays, about = book.save()
+            checkpoint.save(directory, g + 1, engine.snapshot() | arrays, about | {"rounds_done": g + 1})
+            schedule.saved()
+        if stopping:
+            raise Stopped(f"stopped after round {g + 1} of {total}; to go on: fedmes resume {directory}")
+    _save_models(directory, prepared, engine)
+    seconds["total"] = before + time.perf_counter() - began
+    result = book.result(engine.notes)
     result.write(directory)
+    checkpoint.clear(directory)
     return result
 
 
@@ -206,7 +229,9 @@ def numerics(config: Config) -> Iterator[None]:
 
 def default_directory(config: Config) -> Path:
     """A name that says what was run, and differs where the configuration does."""
-    digest = hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()[:8]
+    content = config.as_dict()
+    content["engine"].pop("stack")  # what fits in memory at the moment is no part of what is run
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / f"{config.benchmark}-{file_name(config.method)}-{digest}"
 
 
@@ -277,93 +302,14 @@ def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], cl
     options: dict[str, Any] = {}
     if config.model.width is not None:
         options["width"] = config.model.width
+    if config.model.stem is not None:
+        options["stem"] = config.model.stem
     if config.model.dropout:
         options["dropout"] = config.model.dropout
     if config.knn.features != "fc":
         options["features"] = config.knn.features
     start = draws.seed62(seed, "init")
     return Net(models.build(factory, config.model.name, shape, classes, start, **options), shape, classes)
-
-
-class _Book:
-    """What is written down while a run goes on."""
-
-    def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
-        config = prepared.config
-        self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
-        self.accuracy: dict[str, np.ndarray] = {}
-        self.rows: list[RoundRow] = []
-
-    def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
-        self.rows += rows
-        for score in scores:
-            for kind, values in score.accuracy.items():
-                suffix = "" if kind == "acc" else f"_{kind}"
-                for column, name in enumerate((f"acc{suffix}", f"acc_masked{suffix}")):
-                    table = self.accuracy.setdefault(name, np.full(self.shape, np.nan))
-                    row = table[score.seed, score.client, score.position]
-                    row[: len(values)] = [value[column] for value in values]
-
-    def progress(self, g: int, total: int) -> Progress:
-        rounds = self.prepared.config.rounds
-        accuracy = None
-        if "acc" in self.accuracy:
-            table = self.accuracy["acc"]
-            learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
-            accuracy = float(np.nanmean(table[:, :, learned[-1]]))
-        task = int(self.prepared.federations[0].stream.position[g].max()) + 1
-        return Progress(g + 1, total, task, self.shape[2], g % rounds + 1, rounds, accuracy)
-
-    def result(self, seconds: dict[str, float], notes: list[str]) -> Result:
-        prepared = self.prepared
-        config, federations = prepared.config, prepared.federations
-        hashes = [f.stream.sha256() for f in federations]
-        return Result(
-            config=config,
-            # several seeds have several split files: then the hash of their hashes
-            split_sha256=hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
-            parameters=prepared.method.net.parameter_count,
-            accuracy=self.accuracy,
-            communication={
-                "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
-                "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
-            },
-            seconds=seconds | {"communication_modelled": self._communication_seconds()},
-            memory_share=_memory_share(federations),
-            rounds=[self._csv(row) for row in self.rows],
-            notes=sorted({note for f in federations for note in f.stream.notes} | set(notes)),
-            peak_memory_bytes=torch.cuda.max_memory_allocated() if config.device == "cuda" else None,
-        )
-
-    def _communication_seconds(self) -> float:
-        """Links work in parallel, so a round takes as long as its slowest client; down and up follow each other."""
-        slowest: dict[tuple[int, int], int] = {}
-        for row in self.rows:
-            if row.seed == 0:
-                moment = (row.position, row.index)
-                slowest[moment] = max(slowest.get(moment, 0), row.up_bytes + row.down_bytes)
-        return sum(slowest.values()) * 8 / (self.prepared.config.comm.mbps * 1e6)
-
-    def _csv(self, row: RoundRow) -> dict[str, Any]:
-        config = self.prepared.config
-        return {
-            "seed": config.seeds[row.seed],
-            "task": row.position,
-            "round": row.index,
-            "client": row.client,
-            **row.report,
-            "up_bytes": row.up_bytes,
-            "down_bytes": row.down_bytes,
-            "seconds": round(row.seconds, 6),
-            "left_out": int(row.left_out),
-        }
-
-
-def _memory_share(federations: list[Federation]) -> float:
-    """The largest share, over clients, of the training samples met that the memory holds at the end."""
-    plans = [plan for f in federations for plan in f.plans]
-    return max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans)
 
 
 def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:

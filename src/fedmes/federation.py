@@ -32,21 +32,27 @@ class Samples:
     """The data set on the device, as stored; rows are normalised when they are taken."""
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
-        self.x = torch.from_numpy(np.ascontiguousarray(dataset.x)).to(device)
+        self.x = torch.from_numpy(np.array(dataset.x)).to(device)  # a copy: the data set may be a file that others read
         self.y = torch.from_numpy(dataset.y).to(device)
+        self.source = None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
         self.classes = len(dataset.class_names)
         self.device, self.dtype = device, dtype
 
     def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
-        """Offset and divisor that normalise stored values."""
-        mean, std = ((0.0,), (1.0,)) if normalisation is None else (normalisation.mean, normalisation.std)
+        """Offset and divisor that normalise stored values, [source, channel]."""
+        mean, std = (((0.0,),), ((1.0,),)) if normalisation is None else (normalisation.mean, normalisation.std)
         full = 1 if normalisation is None else 255  # float data is taken as it is
         offset, divisor = (full * torch.tensor(v, dtype=self.dtype, device=self.device) for v in (mean, std))
         return offset, divisor
 
     def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
         """Samples as a network sees them: [B, C, H, W] or [B, D]."""
-        x = (self.x[rows].to(self.dtype) - scale[0]) / scale[1]
+        x = self.x[rows].to(self.dtype)
+        offset, divisor = (table[0] for table in scale)
+        if self.source is not None:
+            beside = (len(rows), *(1 for _ in x.shape[2:]), x.shape[-1])
+            offset, divisor = (table[self.source[rows]].reshape(beside) for table in scale)
+        x = (x - offset) / divisor
         return x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
 
 

@@ -46,6 +46,11 @@ def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
 
 
+def plain_layout(layer: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    """On a CPU, torch cannot map GroupNorm over images with their channels last, as a convolution may leave them."""
+    return (given[0].contiguous(),)
+
+
 class _Parts(nn.Module):
     """functional_call reaches `forward` only: this forward dispatches to the module's parts."""
 
@@ -55,13 +60,17 @@ class _Parts(nn.Module):
 
     def forward(self, x: Tensor, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
         module: Any = self.module
-        shared = getattr(module, "embed_is_features", not hasattr(module, "embed"))
-        features = module.features(x) if shared or "logits" in parts else None
-        answers = {
-            "logits": lambda: module.head(features),
-            "embedding": lambda: features if shared else module.embed(x),
-        }
-        return tuple(answers[part]() for part in parts)
+        embed = getattr(module, "embed", None)
+        if parts == ("logits",):
+            return (module.head(module.features(x)),)
+        if parts == ("embedding",):
+            return ((embed or module.features)(x),)
+        if both := getattr(module, "features_and_embedding", None):  # in one pass
+            features, embedding = both(x)
+        else:
+            features = module.features(x)
+            embedding = embed(x) if embed else features
+        return module.head(features), embedding
 
 
 class Net:
@@ -76,6 +85,9 @@ class Net:
         self.compute: torch.dtype | None = None  # layers may compute in fewer bits than weights and losses have
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
+        for layer in module.modules():
+            if isinstance(layer, nn.GroupNorm):
+                layer.register_forward_pre_hook(plain_layout)
         self.parts = _Parts(module).eval()
         self._check(shape)
         self.initial: Tensors = {

@@ -105,9 +105,13 @@ class Plan:
         """What was kept back of the tasks trained so far."""
         return np.concatenate([self.held_back[q] for q in range(p + 1) if self.trained[q]])
 
+    def task_at(self, g: int) -> int:
+        """The position at global round g; -1: nothing to do, as when another seed's run takes longer."""
+        return int(self.position[g]) if g < len(self.position) else -1
+
     def ends(self, g: int) -> int | None:
         """The position whose task ends for this client with global round g, if it ever worked on it."""
-        p = int(self.position[g])
+        p = self.task_at(g)
         return p if p >= 0 and g == self._rounds[p][-1] and self.trained[p] else None
 
     @property
@@ -126,7 +130,7 @@ class Plan:
 
     def steps(self, g: int) -> int:
         """How many steps the client makes in global round g."""
-        p = int(self.position[g])
+        p = self.task_at(g)
         if p < 0 or not self.active[g]:
             return 0
         return self.work.epochs * -(-len(self._walked(p)) // self.work.batch)
@@ -145,7 +149,7 @@ class Plan:
 
     def round(self, g: int) -> Round | None:
         """The client's part in global round g; None when it sits out."""
-        p = int(self.position[g])
+        p = self.task_at(g)
         if p < 0 or not self.active[g]:
             return None
         index = int(np.searchsorted(self._rounds[p], g))

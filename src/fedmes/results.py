@@ -185,6 +185,14 @@ def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:
+    """Where what was asked for differs from a stored configuration; what was left open does not."""
+    asked, there = config.asked(), dict(_flat(stored))
+    return [
+        f"{key}: {there.get(key)} there, {asked[key]} here" for key in sorted(asked) if there.get(key) != asked[key]
+    ]
+
+
 def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in content.items():
         if isinstance(value, Mapping):

@@ -11,7 +11,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,20 @@ class Stream:
     @property
     def tasks(self) -> int:
         return max(len(client.tasks) for client in self.clients)
+
+    def relabelled(self, classes: int) -> Stream:
+        """With every class id taken modulo the number of classes: tasks then share their classes."""
+        clients = tuple(
+            replace(
+                client,
+                tasks=tuple(
+                    replace(task, block=_modulo(task.block, classes), classes=_modulo(task.classes, classes))
+                    for task in client.tasks
+                ),
+            )
+            for client in self.clients
+        )
+        return replace(self, classes=classes, clients=clients)
 
     def to_bytes(self) -> bytes:
         clients = [
@@ -114,6 +128,10 @@ class Stream:
         return stream
 
 
+def _modulo(labels: tuple[int, ...], classes: int) -> tuple[int, ...]:
+    return tuple(sorted({label % classes for label in labels}))
+
+
 def _task(content: dict[str, Any]) -> Task:
     return Task(
         str(content["name"]),
@@ -149,25 +167,46 @@ def _check(stream: Stream) -> None:
                 raise ValueError(f"client {client.name}, task {task.name}: a negative row")
 
 
-def lockstep(task_counts: Sequence[int], rounds: int) -> Ints:
-    """Everybody moves through its tasks in step, `rounds` rounds each; who has no task left is idle."""
-    steps = np.repeat(np.arange(max(task_counts)), rounds)[:, None]
-    return np.where(steps < np.array(task_counts), steps, -1).astype(np.int64)
+def schedule(task_counts: Sequence[int], rounds: int, arrival: str, seed: int) -> Ints:
+    """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task in the same round;
+    staggered, each client waits a random while, up to as many rounds, before each of its tasks."""
+    columns = []
+    for k, count in enumerate(task_counts):
+        waits = [0] * count
+        if arrival == "staggered":
+            waits = [draws.integer(0, rounds, seed, "arrival", k, t) for t in range(count)]
+        columns.append([p for t in range(count) for p in [-1] * waits[t] + [t] * rounds])
+    length = max(map(len, columns))
+    return np.array([column + [-1] * (length - len(column)) for column in columns], np.int64).T.copy()
 
 
-def assemble(seed: int, classes: int, clients: Sequence[Client], rounds: int, notes: Sequence[str] = ()) -> Stream:
-    """A stream of the given clients with everybody taking part in every round."""
-    position = lockstep([len(client.tasks) for client in clients], rounds)
+def assemble(
+    seed: int,
+    classes: int,
+    clients: Sequence[Client],
+    rounds: int,
+    notes: Sequence[str] = (),
+    arrival: str = "lockstep",
+) -> Stream:
+    """A stream of the given clients, each taking part in every round in which it has a task."""
+    position = schedule([len(client.tasks) for client in clients], rounds, arrival, seed)
     return Stream(seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes))
+
+
+def shuffled_blocks(classes: Sequence[int], size: int, *key: draws.Key) -> list[tuple[int, ...]]:
+    """The classes in random blocks of one size; a remainder is left out."""
+    order = draws.permutation(len(classes), *key)
+    blocks = [order[i : i + size] for i in range(0, len(classes) - size + 1, size)]
+    return [tuple(sorted(classes[i] for i in block.tolist())) for block in blocks]
 
 
 def split(
     train_labels: Ints,
     test_labels: Ints,
+    members: Sequence[tuple[int, ...]],
     *,
     seed: int,
     clients: int,
-    blocks: int,
     tasks: int,
     rounds: int,
     frac: float | str,
@@ -175,49 +214,99 @@ def split(
     test_frac: float,
     classes_min: int,
     classes_max: int,
+    partition: str = "even",
+    arrival: str = "lockstep",
 ) -> Stream:
-    """A benchmark's stream: class blocks, own task orders, drawn classes, images shared out between holders.
+    """A benchmark's stream, given the classes of each block: own task orders, drawn classes, images shared out.
 
     Rows are those of the training labels followed by those of the test labels. Everything is drawn for all blocks
     before the first `tasks` of each client's order are taken, so a shortened run meets the same tasks as a whole one.
     """
-    class_count = int(train_labels.max()) + 1
-    size = class_count // blocks
-    shuffled = draws.permutation(class_count, seed, "blocks")
-    members = [tuple(sorted(shuffled[b * size : (b + 1) * size].tolist())) for b in range(blocks)]
     notes: list[str] = []
+    blocks = len(members)
     orders = _orders(seed, clients, blocks, notes)
-
-    most = min(classes_max, size)
-    least = min(classes_min, most)
     drawn: dict[tuple[int, int], tuple[int, ...]] = {}
-    holders: dict[int, list[int]] = defaultdict(list)
     for k in range(clients):
-        for b in range(blocks):
-            count = draws.integer(least, most, seed, "class-count", k, b)
-            chosen = draws.permutation(size, seed, "classes", k, b)[:count]
-            drawn[k, b] = tuple(sorted(members[b][i] for i in chosen))
-            for label in drawn[k, b]:
-                holders[label].append(k)
+        for b, block in enumerate(members):
+            most = min(classes_max, len(block))
+            count = draws.integer(min(classes_min, most), most, seed, "class-count", k, b)
+            chosen = draws.permutation(len(block), seed, "classes", k, b)[:count]
+            drawn[k, b] = tuple(sorted(block[i] for i in chosen))
+    wanted = [[(members[b], drawn[k, b], str(b)) for b in range(blocks)] for k in range(clients)]
+    people = _deal(
+        train_labels, test_labels, wanted, seed=seed, frac=frac, cap=cap, test_frac=test_frac, partition=partition,
+        notes=notes,
+    )  # fmt: skip
+    people = [Client(person.name, tuple(person.tasks[b] for b in orders[k][:tasks])) for k, person in enumerate(people)]
+    return assemble(seed, int(train_labels.max()) + 1, people, rounds, notes, arrival)
 
+
+def split_by_client(
+    train_labels: Ints,
+    test_labels: Ints,
+    *,
+    seed: int,
+    clients: int,
+    tasks: int,
+    size: int,
+    rounds: int,
+    frac: float | str,
+    cap: int | None,
+    test_frac: float,
+    partition: str,
+    arrival: str,
+) -> Stream:
+    """Every client cuts the classes into blocks of its own: tasks of different clients may share classes."""
+    notes: list[str] = []
+    labels = list(range(int(train_labels.max()) + 1))
+    wanted = []
+    for k in range(clients):
+        own = shuffled_blocks(labels, size, seed, "own-blocks", k)
+        order = draws.permutation(len(own), seed, "order", k, 0).tolist()
+        wanted.append([(own[b], own[b], str(t)) for t, b in enumerate(order[:tasks])])
+    people = _deal(
+        train_labels, test_labels, wanted, seed=seed, frac=frac, cap=cap, test_frac=test_frac, partition=partition,
+        notes=notes,
+    )  # fmt: skip
+    return assemble(seed, len(labels), people, rounds, notes, arrival)
+
+
+def _deal(
+    train_labels: Ints,
+    test_labels: Ints,
+    wanted: Sequence[Sequence[tuple[tuple[int, ...], tuple[int, ...], str]]],
+    *,
+    seed: int,
+    frac: float | str,
+    cap: int | None,
+    test_frac: float,
+    partition: str,
+    notes: list[str],
+) -> list[Client]:
+    """Images for clients who want tasks of (block, classes, name); no client wants a class twice."""
+    holders: dict[int, list[int]] = defaultdict(list)
+    for k, own in enumerate(wanted):
+        for _, classes, _ in own:
+            for label in classes:
+                holders[label].append(k)
     shares: dict[tuple[int, int], Ints] = {}
     test_rows: dict[int, Ints] = {}
     for label, keepers in sorted(holders.items()):
-        shares |= _share(np.flatnonzero(train_labels == label), label, keepers, frac, seed, notes)
+        shares |= _share(np.flatnonzero(train_labels == label), label, keepers, frac, partition, seed, notes)
         pool = np.flatnonzero(test_labels == label)
         kept = math.ceil(test_frac * len(pool))
         order = draws.permutation(len(pool), seed, "test", label)
         test_rows[label] = np.sort(pool[order[:kept]]) + len(train_labels)
 
-    def task(k: int, b: int) -> Task:
-        train = np.concatenate([shares[k, label] for label in drawn[k, b]])
+    def task(k: int, place: int) -> Task:
+        block, classes, name = wanted[k][place]
+        train = np.concatenate([shares[k, label] for label in classes])
         if cap is not None and len(train) > cap:
-            train = train[draws.permutation(len(train), seed, "cap", k, b)[:cap]]
-        test = np.concatenate([test_rows[label] for label in drawn[k, b]])
-        return Task(str(b), members[b], drawn[k, b], np.sort(train), np.sort(test))
+            train = train[draws.permutation(len(train), seed, "cap", k, place)[:cap]]
+        test = np.concatenate([test_rows[label] for label in classes])
+        return Task(name, block, classes, np.sort(train), np.sort(test))
 
-    people = [Client(str(k), tuple(task(k, b) for b in orders[k][:tasks])) for k in range(clients)]
-    return assemble(seed, class_count, people, rounds, notes)
+    return [Client(str(k), tuple(task(k, place) for place in range(len(own)))) for k, own in enumerate(wanted)]
 
 
 def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list[int]]:
@@ -237,10 +326,13 @@ def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list
 
 
 def _share(
-    pool: Ints, label: int, holders: list[int], frac: float | str, seed: int, notes: list[str]
+    pool: Ints, label: int, holders: list[int], frac: float | str, partition: str, seed: int, notes: list[str]
 ) -> dict[tuple[int, int], Ints]:
     """One class's training images among the clients that hold it: disjoint while they last, then with overlap."""
     left = pool[draws.permutation(len(pool), seed, "share", label)]
+    if partition != "even":
+        concentration = float(partition.partition(":")[2])
+        return _skewed_share(left, label, holders, frac, concentration, seed)
     if frac == "holders":
         if len(pool) >= len(holders):
             parts = np.array_split(left, len(holders))
@@ -262,3 +354,22 @@ def _share(
     if late:
         notes.append(f"class {label}: {late} of {len(holders)} clients hold images that others hold too")
     return shares
+
+
+def _skewed_share(
+    shuffled: Ints, label: int, holders: list[int], frac: float | str, concentration: float, seed: int
+) -> dict[tuple[int, int], Ints]:
+    """As many images as equal shares would take in all, divided by proportions from a Dirichlet distribution; disjoint,
+    and at least one image each."""
+    total = len(shuffled)
+    if total < len(holders):  # too few for one each: they share
+        return {(k, label): shuffled[[i % total]] for i, k in enumerate(holders)}
+    if not isinstance(frac, str):
+        each = round(frac * total) if frac <= 1 else int(frac)
+        total = min(total, each * len(holders))
+    total = max(total, len(holders))
+    weights = np.array([draws.gamma(concentration, seed, "dirichlet", label, k) for k in holders])
+    ends = np.floor(np.cumsum(weights) / weights.sum() * (total - len(holders)) + 1e-9).astype(np.int64)
+    ends = np.maximum(ends, 0) + np.arange(1, len(holders) + 1)  # one for everybody before the rest is divided
+    starts = np.concatenate([[0], ends[:-1]])
+    return {(k, label): shuffled[a:b] for k, a, b in zip(holders, starts, ends, strict=True)}

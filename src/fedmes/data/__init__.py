@@ -19,6 +19,9 @@ class Dataset:
     y: Ints  # class ids 0..C-1
     class_names: tuple[str, ...]
     train_count: int | None = None  # the first rows are the official training set; None: the stream says which
+    source: Ints | None = None  # of several data sets in one, which a row is from: each is normalised by itself
+    session: Ints | None = None  # the task a row belongs to, where tasks share their classes
+    notes: tuple[str, ...] = ()  # what was not as expected, such as missing images
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -29,10 +32,10 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Normalisation:
-    """(pixel / 255 - mean) / std, per channel."""
+    """(pixel / 255 - mean) / std, per source and channel."""
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[tuple[float, ...], ...]
+    std: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,26 @@ class Source:
             rows: Ints = np.arange(self.dataset.train_count)
         else:
             rows = np.unique(np.concatenate([t.train for c in stream.clients for t in c.tasks]))
-        # Whole numbers up to 255^2 add up exactly in int64, so the statistics do not depend on the order of summation.
-        axes = tuple(range(x.ndim - 1))
-        count = len(rows) * int(np.prod(x.shape[1:-1], dtype=np.int64))
-        total = np.zeros(x.shape[-1], np.int64)
-        squares = np.zeros(x.shape[-1], np.int64)
-        for start in range(0, len(rows), 4096):
-            part = x[rows[start : start + 4096]].astype(np.int64)
-            total += part.sum(axis=axes)
-            squares += (part * part).sum(axis=axes)
-        mean = total / count / 255
-        variance = squares / count / 255**2 - mean**2
-        std = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
-        return Normalisation(tuple(mean.tolist()), tuple(std.tolist()))
+        if self.dataset.source is None:
+            statistics = [_statistics(x, rows)]
+        else:
+            of_row = self.dataset.source[rows]
+            statistics = [_statistics(x, rows[of_row == source]) for source in range(int(of_row.max()) + 1)]
+        return Normalisation(tuple(mean for mean, _ in statistics), tuple(std for _, std in statistics))
+
+
+def _statistics(x: NDArray[Any], rows: Ints) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of values between 0 and 1."""
+    # Whole numbers up to 255^2 add up exactly in int64, so the statistics do not depend on the order of summation.
+    axes = tuple(range(x.ndim - 1))
+    count = len(rows) * int(np.prod(x.shape[1:-1], dtype=np.int64))
+    total = np.zeros(x.shape[-1], np.int64)
+    squares = np.zeros(x.shape[-1], np.int64)
+    for start in range(0, len(rows), 4096):
+        part = x[rows[start : start + 4096]].astype(np.uint16)
+        total += part.sum(axis=axes, dtype=np.int64)
+        squares += (part * part).sum(axis=axes, dtype=np.int64)
+    mean = total / count / 255
+    variance = squares / count / 255**2 - mean**2
+    std = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -31,7 +31,7 @@ class Table:
     task_names: tuple[str, ...]
 
 
-def open_own(path: Path, image_size: int | None, rounds: int) -> Source:
+def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep") -> Source:
     """The data at `path` as it will be dealt out: to the clients it names."""
     if path.is_dir():
         table = read_folders(path, image_size)
@@ -43,7 +43,11 @@ def open_own(path: Path, image_size: int | None, rounds: int) -> Source:
         raise UserError(f"data: there is no file or folder {path}")
     _deal(table, 0, path)  # whatever is wrong with the data is said before anything starts
     classes = len(table.dataset.class_names)
-    return Source(table.dataset, lambda seed: streams.assemble(seed, classes, _deal(table, seed, path), rounds))
+
+    def stream(seed: int) -> streams.Stream:
+        return streams.assemble(seed, classes, _deal(table, seed, path), rounds, arrival=arrival)
+
+    return Source(table.dataset, stream)
 
 
 def _deal(table: Table, seed: int, path: Path) -> list[streams.Client]:

@@ -50,3 +50,9 @@ class Engine(Protocol):
 
     def predictor(self, seed: int, client: int) -> Tensors:
         """What predicts for a client as it stands."""
+
+    def snapshot(self) -> Tensors:
+        """All that the next round depends on, between two rounds."""
+
+    def restore(self, tensors: Tensors) -> None:
+        """Stand where a snapshot was taken."""

@@ -61,11 +61,18 @@ class Batches:
         """Normalised samples, labels and mask of rows [seed, client, sample]."""
         real = rows.clamp(min=0)
         x = self.data.x[real].to(self.data.dtype)
-        per_seed = (len(self.offset), *(1 for _ in x.shape[2:]), -1)
-        x = (x - self.offset.reshape(per_seed)) / self.divisor.reshape(per_seed)
+        x = (x - self._of(real, self.offset, x.ndim)) / self._of(real, self.divisor, x.ndim)
         if x.ndim == 6:
             x = x.permute(0, 1, 2, 5, 3, 4)
         return x, self.data.y[real], (rows >= 0).to(self.data.dtype)
+
+    def _of(self, rows: Tensor, table: Tensor, dimensions: int) -> Tensor:
+        """Each row's entry of [seed, source, channel], to stand beside samples."""
+        if self.data.source is None:
+            return table.reshape(len(table), *(1 for _ in range(dimensions - 2)), -1)
+        seed = torch.arange(len(table), device=table.device)[:, None, None]
+        channels = table[seed, self.data.source[rows]]
+        return channels.reshape(*rows.shape, *(1 for _ in range(dimensions - 4)), table.shape[-1])
 
     def batch(self, numbers: Numbers, me: Me) -> Batch:
         """Samples as training at each client's position sees them."""

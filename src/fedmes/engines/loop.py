@@ -13,7 +13,7 @@ from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors
+from fedmes.functional import Tensors, pick, put
 from fedmes.plan import Round
 
 
@@ -102,7 +102,7 @@ class LoopEngine:
             if work is None:
                 continue
             start = time.perf_counter()
-            st = self.clients[s][k] = client_round(method, self.clients[s][k], bc, work, site)
+            st = self.clients[s][k] = _tidy(client_round(method, self.clients[s][k], bc, work, site))
             uploads[k] = up = method.upload(st, site.me(work))
             report = {name: float(value) for name, value in method.report(st, bc).items()}
             present[k] = all(bool(torch.isfinite(t).all()) for t in up.values())
@@ -117,7 +117,7 @@ class LoopEngine:
             stacked = {name: torch.stack([line[name] for line in lines]) for name in somebody}
             here, counts = torch.tensor(present), torch.tensor(samples, dtype=self.samples.dtype)
             place = self.samples.device
-            self.servers[s] = bc | method.aggregate(bc, stacked, here.to(place), counts.to(place))
+            self.servers[s] = bc | _tidy(method.aggregate(bc, stacked, here.to(place), counts.to(place)))
         return rows
 
     @torch.no_grad()
@@ -138,10 +138,33 @@ class LoopEngine:
     def server_state(self, seed: int) -> Tensors:
         return self.servers[seed]
 
+    def snapshot(self) -> Tensors:
+        tensors: Tensors = {"learned": torch.tensor(self.learned)}
+        for s, row in enumerate(self.clients):
+            tensors |= put(f"server.{s}", self.servers[s])
+            for k, st in enumerate(row):
+                tensors |= put(f"client.{s}.{k}", st)
+        return tensors
+
+    def restore(self, tensors: Tensors) -> None:
+        # Copies: how sums round depends on where in memory a tensor begins.
+        def own(part: str) -> Tensors:
+            return {name: t.to(self.samples.device, copy=True) for name, t in pick(tensors, part).items()}
+
+        self.learned = tensors["learned"].tolist()
+        for s, row in enumerate(self.clients):
+            self.servers[s] = own(f"server.{s}")
+            row[:] = [own(f"client.{s}.{k}") for k in range(len(row))]
+
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
         st, bc = self.clients[seed][client], self.servers[seed]
         return client_predictor(self.method, st, bc, max(self.learned[seed][client], 0), self.sites[seed][client])
+
+
+def _tidy(tensors: Tensors) -> Tensors:
+    """In plain memory order, as they would come from a file: how products round depends on it."""
+    return {name: t.contiguous() for name, t in tensors.items()}
 
 
 def _add(sums: Tensors, more: Tensors) -> Tensors:

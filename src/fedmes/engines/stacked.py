@@ -30,7 +30,7 @@ from fedmes.engines.captured import Captured
 from fedmes.engines.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.engines.loop import client_predictor
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors
+from fedmes.functional import Tensors, put
 from fedmes.plan import Plan, Round
 
 TOGETHER = 128  # samples of each client in one forward pass outside of training
@@ -67,7 +67,8 @@ class StackedEngine:
         self.groups = [slice(a, a + together) for a in range(0, self.clients, together)]  # looked at together
         # By round and lane, the steps of each client; threads of a CPU take a lane each.
         lanes = 1 if self.device.type == "cuda" else max(1, min(torch.get_num_threads(), self.clients, together))
-        steps = np.array([each(lambda plan, g=g: plan.steps(g), self.plans) for g in range(len(plans[0].position))])
+        rounds = range(max(len(plan.position) for plan in plans))
+        steps = np.array([each(lambda plan, g=g: plan.steps(g), self.plans) for g in rounds])
         self.steps = np.stack([timetable.share_out(row, lanes) for row in steps])  # [round, lane, seed, client]
         one_lane = self.steps.reshape(-1, self.seeds, self.clients)
         self.widths = Widths(
@@ -298,6 +299,16 @@ class StackedEngine:
 
     def server_state(self, seed: int) -> Tensors:
         return {name: t[seed] for name, t in self.server.items()}
+
+    def snapshot(self) -> Tensors:
+        return put("server", self.server) | put("client", self.state) | {"learned": torch.from_numpy(self.learned)}
+
+    @torch.no_grad()
+    def restore(self, tensors: Tensors) -> None:
+        for part, mine in (("server", self.server), ("client", self.state)):
+            for name, t in mine.items():
+                t.copy_(tensors[f"{part}.{name}"])
+        self.learned[:] = tensors["learned"].numpy()
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:

@@ -31,12 +31,18 @@ class FedWeIT(FedAvg):
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.options = config.fedweit
-        self.layers = [name for name, p in net.initial.items() if p.ndim > 1 and not name.startswith("head.")]
+        self.layers = [name for name, p in net.initial.items() if p.ndim > 1 and self.is_layer(name)]
         if not self.layers:
             raise UserError(f"method {config.method}: model {config.model.name} has no hidden layer to decompose")
         self.tasks, self.clients = config.tasks, config.clients
         self.depth = 1 if self.options.kb == "previous" else self.tasks  # tasks of a client in the knowledge base
         self.past = "w.past" if self.options.retroactive else "past"  # what is under w is trained
+
+    def is_layer(self, name: str) -> bool:
+        """The weight of a layer below the head; a bare parameter, such as a position embedding, is none."""
+        path = name.split(".")
+        plain = path[0] == "head" or ("downsample" in path and not self.options.decompose_downsample)
+        return "weight" in path[-1] and not plain
 
     # --- the server: B as w.*, and the knowledge base, once for all clients ------------------------------------------
 
@@ -102,16 +108,17 @@ class FedWeIT(FedAvg):
         block = at(me.blocks, me.position).expand_as(batch.scope)  # a task's head is about its own classes
 
         def loss(w: Tensors) -> tuple[Tensor, Tensor]:
-            theta = {name: self.weights(w, bc, name) for name in self.layers} | pick(w, "own")
+            theta = {name: self.weights(w, st, bc, name) for name in self.layers} | pick(w, "own")
             ce = cross_entropy(self.net.logits(theta, batch.x, me.key), batch.y, batch.mask, block)
             return ce + self.penalty(w, st), ce
 
         g, (_, ce) = grad_and_value(loss, has_aux=True)(pick(st, "w"))
         return self.descend(st, g, ce, me)
 
-    def weights(self, w: Tensors, bc: Tensors, name: str) -> Tensor:
+    def weights(self, w: Tensors, st: Tensors, bc: Tensors, name: str) -> Tensor:
         own = compose(w[f"B.{name}"], w[f"m.{name}"], w[f"A.{name}"])
-        return own + from_others(w[f"alpha.{name}"], bc[f"kb.{name}"])
+        alpha = torch.where(st["past.done"].any(), w[f"alpha.{name}"], 0)  # in its first task a client is on its own
+        return own + from_others(alpha, bc[f"kb.{name}"])
 
     def penalty(self, w: Tensors, st: Tensors) -> Tensor:
         """Small masks, small and few adaptive weights, and a B that leaves earlier tasks' weights where they were."""

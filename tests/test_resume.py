@@ -1,0 +1,205 @@
+"""A run that is killed, at any moment, goes on to the very same result: real processes, real files."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedmes
+from fedmes import checkpoint
+from fedmes.errors import UserError
+
+OPTIONS = {
+    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 3, "batch": 10, "memory": 12,
+    "seeds": "0,1",
+}  # fmt: skip
+SETTINGS = {"model.width": 24, "model.dropout": 0.2, "checkpoint.every": "round", "stream.arrival": "staggered"}
+KILLS = 7  # for each of the four cases below
+
+
+def command(engine, method, out):
+    asked = [f"--{key}={value}" for key, value in (OPTIONS | {"engine": engine, "method": method}).items()]
+    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "fedmes", "run", "-q", "--resume", *asked, *settings, "--out", str(out)]
+
+
+def run(engine, method, out):
+    return subprocess.run(command(engine, method, out), capture_output=True, text=True, timeout=300)
+
+
+def files(out):
+    """Everything that must be the same to the last bit."""
+    with np.load(out / "accuracy.npz") as arrays:
+        accuracy = {name: arrays[name].tobytes() for name in arrays.files}
+    weights = {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob("*.safetensors"))}
+    return accuracy, weights
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", ["fedmes", "fedweit"])
+def test_killed_at_random_moments(engine, method, tmp_path):
+    whole = tmp_path / "whole"
+    assert run(engine, method, whole).returncode == 0
+    duration = json.loads((whole / "result.json").read_text())["seconds"]["total"]
+    out, dice, killed = tmp_path / "killed", random.Random(f"{engine} {method}"), 0
+    while killed < KILLS:
+        process = subprocess.Popen(command(engine, method, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(out / ".lock", process)
+        try:
+            process.wait(timeout=dice.uniform(0, 1.2 * duration / 3))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            killed += 1
+        else:  # it was faster: begin anew
+            assert process.returncode == 0, process.communicate()
+            assert files(out) == files(whole)
+            for path in sorted(out.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            out.rmdir()
+    end = run(engine, method, out)
+    assert end.returncode == 0, end.stderr
+    (accuracy, weights), (want_accuracy, want_weights) = files(out), files(whole)
+    assert accuracy == want_accuracy
+    assert [name for name in want_weights if weights.get(name) != want_weights[name]] == []
+    assert not (out / "checkpoint").exists()
+
+
+class Enough(Exception):
+    pass
+
+
+def stopped_after(rounds, out, **options):
+    """A run that has died after some rounds."""
+
+    def listener(progress):
+        if progress.rounds_done > rounds:
+            raise Enough
+
+    sections = {"model": {"width": 8}, "checkpoint": {"every": "round"}}
+    with pytest.raises(Enough):
+        fedmes.run(benchmark="synthetic", clients=2, tasks=2, rounds=2, epochs=1, out=out, on_progress=listener,
+                   **(sections | options))  # fmt: skip
+    return sorted((out / "checkpoint").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no checksum", "both"])
+def test_a_damaged_checkpoint(tmp_path, damage):
+    whole = fedmes.run(
+        benchmark="synthetic", clients=2, tasks=2, rounds=2, epochs=1, model={"width": 8},
+        checkpoint={"every": "round"}, out=tmp_path / "whole",
+    )  # fmt: skip
+    generations = stopped_after(3, tmp_path / "out")
+    assert len(generations) == 2
+    content = generations[-1].read_bytes()
+    if damage == "truncated":
+        generations[-1].write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        generations[-1].write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    elif damage == "no checksum":
+        generations[-1].with_suffix(".sha256").unlink()
+    else:
+        for path in generations:
+            path.write_bytes(b"")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed = fedmes.run(
+            benchmark="synthetic", clients=2, tasks=2, rounds=2, epochs=1, model={"width": 8},
+            checkpoint={"every": "round"}, out=tmp_path / "out", resume=True,
+        )  # fmt: skip
+    said = [str(w.message) for w in caught if "damaged" in str(w.message)]
+    assert len(said) == {"no checksum": 0, "both": 2}.get(damage, 1)
+    np.testing.assert_array_equal(resumed.acc, whole.acc)
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    assert len(resumed.rounds) == len(whole.rounds)
+
+
+def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
+    generations = stopped_after(2, tmp_path / "out")
+    before = {path: path.read_bytes() for path in generations}
+    with pytest.raises(UserError, match="epochs: 1 there, 2 here"):
+        fedmes.run(
+            benchmark="synthetic", clients=2, tasks=2, rounds=2, epochs=2, model={"width": 8},
+            checkpoint={"every": "round"}, out=tmp_path / "out", resume=True,
+        )  # fmt: skip
+    assert {path: path.read_bytes() for path in generations} == before
+
+
+def test_two_generations_are_kept_and_private(tmp_path):
+    generations = stopped_after(3, tmp_path / "out")
+    assert [path.name for path in generations] == ["round-000002.safetensors", "round-000003.safetensors"]
+    assert oct((tmp_path / "out/checkpoint").stat().st_mode)[-3:] == "700"
+    assert {oct(path.stat().st_mode)[-3:] for path in generations} == {"600"}
+
+
+def test_a_directory_belongs_to_one_process(tmp_path):
+    with checkpoint.locked(tmp_path), pytest.raises(UserError, match="another process"), checkpoint.locked(tmp_path):
+        pass
+    with checkpoint.locked(tmp_path):  # a lock file that is left over holds nobody up
+        assert (tmp_path / ".lock").exists()
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    import torch
+
+    checkpoint.save(tmp_path, 1, {"a": torch.ones(3)}, {"rounds_done": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(UserError, match=r"No space left on device.*the last one is intact"):
+        checkpoint.save(tmp_path, 2, {"a": torch.zeros(3)}, {"rounds_done": 2})
+    tensors, about = checkpoint.latest(tmp_path)
+    assert (tensors["a"].tolist(), about) == ([1.0] * 3, {"rounds_done": 1})
+    assert not list((tmp_path / "checkpoint").glob("*.part"))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_interrupt_saves_and_says_how_to_go_on(tmp_path):
+    out = tmp_path / "out"
+    slow = [*command("loop", "fedmes", out), "--epochs", "60", "--set", "checkpoint.every=never"]
+    process = subprocess.Popen(slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(out / ".lock", process)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:  # until the handler is there and has been heard
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            continue
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert f"to go on: fedmes resume {out}" in err
+    assert checkpoint.latest(out) is not None
+
+
+def test_a_finished_run_says_so(tmp_path):
+    out = tmp_path / "out"
+    assert run("stacked", "fedmes", out).returncode == 0
+    before = (out / "result.json").read_bytes()
+    again = run("stacked", "fedmes", out)
+    assert (again.returncode, again.stdout.strip()) == (0, str(out))
+    assert "this run is finished" in again.stderr
+    assert (out / "result.json").read_bytes() == before
+    nothing = subprocess.run(
+        [sys.executable, "-m", "fedmes", "resume", str(Path(tmp_path) / "nowhere")], capture_output=True, text=True
+    )
+    assert nothing.returncode == 2
+    assert "holds no run" in nothing.stderr
