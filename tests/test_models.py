@@ -15,7 +15,7 @@ from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.models import MODELS
 from fedmes.net import Net
-from test_stacked import assert_equal_runs, assert_equal_states, engines, prepared_with
+from test_stacked import assert_equal_runs, prepared_with
 
 RGB, GREY, SMALL = (3, 32, 32), (1, 28, 28), (2, 8, 8)
 
@@ -315,17 +315,18 @@ class Shallow(models.ViT):
     depth = 1
 
 
-@pytest.mark.parametrize(("name", "short"), [("resnet18", Short), ("vit", Shallow)])
-def test_a_step_is_one_graph(name, short, monkeypatch):
-    """FedMeS's step, traced forwards and backwards as for a compiler."""
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, options, **rest: real(f, backend="aot_eager", **rest))
-    few = {"batch": 3, "optim.name": "sgd", "model.dropout": 0.0, "knn.features": "fc"}
-    loop, stacked = engines(prepared_with(QUICK | NETWORKS[name] | few, own={"model": short}), compiled=True)
-    loop.round(0), stacked.round(0)
+@pytest.mark.parametrize("short", [Short, Shallow])
+def test_a_compiler_sees_one_graph(short):
+    """What of a stacked step depends on the network: both gradients of [seed, client], forwards and backwards."""
+    net = Net(short(SMALL, 5, width=12), SMALL, 5)
+    x, params = samples(8, 3, *SMALL, dtype=torch.float32), {n: torch.stack([p, p]) for n, p in net.initial.items()}
+    slope = vmap(grad(lambda params, x: net.logits(params, x).square().sum()), in_dims=(None, 0))
+    step = vmap(vmap(slope))
+    given = {n: torch.stack([p, 2 * p]) for n, p in params.items()}, x.reshape(2, 2, 2, 3, *SMALL)
+    traced = torch.compile(step, backend="aot_eager", fullgraph=True)(*given)
     torch._dynamo.reset()
-    assert stacked.notes == []
-    assert_equal_states(loop, stacked, 1e-8)
+    for name, gradient in step(*given).items():
+        torch.testing.assert_close(traced[name], gradient, rtol=1e-3, atol=1e-3)
 
 
 def layers(model, shape, **options):

@@ -229,7 +229,9 @@ def test_statistics_are_those_of_the_training_images(tmp_path, channels):
     normalisation = source.normalisation(source.stream(0))
     np.testing.assert_allclose(normalisation.mean[0], train.mean(axis=(0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(normalisation.std[0], train.std(axis=(0, 1, 2)), rtol=1e-9)
-    assert not np.allclose(normalisation.mean[0], x.mean(axis=(0, 1, 2)) / 255, rtol=1e-6)  # the test images are left out
+    assert not np.allclose(
+        normalisation.mean[0], x.mean(axis=(0, 1, 2)) / 255, rtol=1e-6
+    )  # the test images are left out
 
 
 def test_statistics_follow_a_drawn_split(tmp_path):

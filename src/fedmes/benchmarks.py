@@ -153,10 +153,10 @@ def _load(config: Config, benchmark: Benchmark) -> Dataset:
         made = config.synthetic
         classes = made.classes * config.tasks
         return synthetic.load(classes, size or 8, made.channels, made.train, made.test, made.noise)
-    from fedmes.data import catalog
+    import fedmes.data.catalog as catalog
 
-    labels = {"labels": config.data.core50_labels} if benchmark.data == ("core50",) else {}
-    parts = [catalog.load(name, image_size=size, **labels) for name in benchmark.data]
+    options: dict[str, Any] = {"labels": config.data.core50_labels} if benchmark.data == ("core50",) else {}
+    parts = [catalog.load(name, image_size=size, **options) for name in benchmark.data]
     return parts[0] if len(parts) == 1 else fused(parts, benchmark.data)
 
 

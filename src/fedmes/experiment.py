@@ -122,12 +122,14 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         hold_back=method.tune is not None,
         walk=method.walk,
     )
+    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
+    normalisation = source.normalisation(streams[0]) if fixed else None
     federations = [
         Federation(
             stream,
             [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
             net.initial,
-            source.normalisation(stream),
+            normalisation if fixed else source.normalisation(stream),
         )
         for stream, net in zip(streams, nets, strict=True)
     ]

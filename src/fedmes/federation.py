@@ -49,7 +49,7 @@ class Samples:
         """Samples as a network sees them: [B, C, H, W] or [B, D]."""
         x = self.x[rows].to(self.dtype)
         offset, divisor = (table[0] for table in scale)
-        if self.source is not None:
+        if self.source is not None and len(scale[0]) > 1:
             beside = (len(rows), *(1 for _ in x.shape[2:]), x.shape[-1])
             offset, divisor = (table[self.source[rows]].reshape(beside) for table in scale)
         x = (x - offset) / divisor

@@ -1,0 +1,52 @@
+"""CORe50 from `core50_128x128/s1..s11/o1..o50/*.png`: eleven sessions with fifty objects each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedmes import draws
+from fedmes.data.cache import Raw
+from fedmes.errors import UserError
+
+SESSIONS, OBJECTS = 11, 50
+
+
+def find(root: Path) -> list[Path]:
+    for folder in (root / "core50_128x128", root / "core50", root):
+        if (folder / "s1").is_dir():
+            return sorted(folder.glob("s*/o*/*.png"))
+    return []
+
+
+def read(files: list[Path], labels: str = "sessions") -> Raw:
+    """A fifth of each object's frames in a session, drawn once and for all, is for testing. Frames next to each other
+    look alike and fall on both sides, so accuracies flatter."""
+    cells: dict[tuple[int, int], list[Path]] = {}
+    for path in files:
+        place = path.parent.parent.name[1:], path.parent.name[1:]
+        if not all(part.isdigit() for part in place):
+            continue
+        cells.setdefault((int(place[0]) - 1, int(place[1]) - 1), []).append(path)
+    sessions = sorted({session for session, _ in cells})
+    if missing := [f"s{s + 1}" for s in range(SESSIONS) if s not in sessions]:
+        raise UserError(
+            f"{files[0].parents[2]}: {', '.join(missing)} of 11 session folders are missing; unpack them again"
+        )
+    train, test = [], []
+    for (session, thing), frames in sorted(cells.items()):
+        order = draws.permutation(len(frames), "core50", session, thing)
+        held = max(1, len(frames) // 5) if len(frames) > 1 else 0
+        train += [(frames[i], session, thing) for i in np.sort(order[held:])]
+        test += [(frames[i], session, thing) for i in np.sort(order[:held])]
+    everything = train + test
+    of_session = np.array([s for _, s, _ in everything])
+    of_object = np.array([o for _, _, o in everything])
+    pictures = [path for path, _, _ in everything]
+    notes = () if len(files) >= 164_866 else (f"core50: {len(files):,} of 164,866 frames",)
+    names = [f"o{o + 1}" for o in range(OBJECTS)]
+    if labels == "sessions":
+        names = [f"s{s + 1}/{name}" for s in range(SESSIONS) for name in names]
+        return Raw(pictures, OBJECTS * of_session + of_object, tuple(names), len(train), 3, notes=notes)
+    return Raw(pictures, of_object, tuple(names), len(train), 3, session=of_session, notes=notes)

@@ -1,0 +1,85 @@
+"""EMNIST from its idx files: ByClass (for Split EMNIST, its 60 largest classes) and Letters."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmes.data.cache import Raw
+from fedmes.errors import UserError
+
+SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+PARTS = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
+CLASSES, MOST = 60, 2000
+
+
+def find(root: Path, kind: str = "byclass") -> list[Path]:
+    for folder in (root / "gzip", root / "emnist", root):
+        for ending in (".gz", ""):
+            files = [folder / f"emnist-{kind}-{part}-ubyte{ending}" for part in PARTS]
+            if all(path.is_file() for path in files):
+                return files
+    return []
+
+
+def find_letters(root: Path) -> list[Path]:
+    return find(root, "letters")
+
+
+def read(files: list[Path], **_: str) -> Raw:
+    """Of each class at most 2,000 images, in file order; the first 80 % are for training."""
+    (x_train, y_train), (x_test, y_test) = (_pair(*files[i : i + 2]) for i in (0, 2))
+    y = np.concatenate([y_train, y_test])
+    if y.max(initial=0) >= len(SYMBOLS):
+        raise UserError(f"{files[1]}: labels are not those of EMNIST ByClass")
+    counts = np.bincount(y, minlength=len(SYMBOLS))
+    kept = np.sort(np.lexsort((np.arange(len(SYMBOLS)), -counts))[:CLASSES])
+    train, test, notes = [], [], []
+    for label in kept.tolist():
+        rows = np.flatnonzero(y == label)[:MOST]
+        if len(rows) < 2:
+            raise UserError(f"{files[1]}: there are {len(rows)} images of class {SYMBOLS[label]}; two are needed")
+        cut = min(max(1, round(0.8 * len(rows))), len(rows) - 1)
+        train.append(rows[:cut])
+        test.append(rows[cut:])
+    if few := int((counts[kept] < MOST).sum()):
+        least = SYMBOLS[kept[counts[kept].argmin()]]
+        notes.append(f"emnist: {few} of 60 classes have fewer than 2,000 images ({least}: {counts[kept].min()})")
+    order = np.concatenate([*train, *test])
+    new = np.full(len(SYMBOLS), -1)
+    new[kept] = np.arange(CLASSES)
+    images = np.concatenate([x_train, x_test])[order]
+    names = tuple(SYMBOLS[label] for label in kept)
+    return Raw(images, new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes))
+
+
+def read_letters(files: list[Path], **_: str) -> Raw:
+    (x_train, y_train), (x_test, y_test) = (_pair(*files[i : i + 2]) for i in (0, 2))
+    y = np.concatenate([y_train, y_test]) - 1
+    if y.min() < 0 or y.max() > 25:
+        raise UserError(f"{files[1]}: labels are not those of EMNIST Letters")
+    return Raw(np.concatenate([x_train, x_test]), y, tuple(SYMBOLS[10:36]), len(y_train), 1)
+
+
+def _pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    x, y = _idx(images, 3), _idx(labels, 1).astype(np.int64)
+    if len(x) != len(y) or x.shape[1:] != (28, 28):
+        raise UserError(f"{images}: does not fit {labels.name}")
+    return np.ascontiguousarray(x.transpose(0, 2, 1))[..., None], y  # columns come first in these files
+
+
+def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        magic, *shape = struct.unpack_from(f">{dimensions + 1}I", content)
+    except (OSError, EOFError, zlib.error, struct.error) as error:
+        raise UserError(f"{path}: truncated or damaged ({error}); fetch it again") from None
+    body = np.frombuffer(content, np.uint8, offset=4 * (dimensions + 1))
+    if magic != 0x800 + dimensions or len(body) != int(np.prod(shape, dtype=np.int64)):
+        raise UserError(f"{path}: truncated or damaged ({len(body)} bytes for {shape}); fetch it again")
+    return body.reshape(shape)

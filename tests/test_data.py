@@ -1,0 +1,271 @@
+"""Readers of the official layouts, on small trees made here; on the real images where FEDMES_TEST_DATA names them."""
+
+import gzip
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedmes
+from fedmes.data import Source, cache, catalog
+from fedmes.errors import UserError
+
+REAL = os.environ.get("FEDMES_TEST_DATA")
+real = pytest.mark.skipif(not REAL, reason="FEDMES_TEST_DATA names no folder with the real images")
+
+
+def picture(path, value, size=8):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size, size, 3), value, np.uint8)).save(path)
+
+
+def cifar(root, per_class=3):
+    folder = root / "cifar-100-python"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    made = {}
+    for part, count in (("train", per_class), ("test", 1)):
+        y = np.repeat(np.arange(100), count)
+        made[part] = rng.integers(0, 256, (len(y), 3, 32, 32), dtype=np.uint8)
+        content = {b"data": made[part].reshape(len(y), -1), b"fine_labels": y.tolist(), b"filenames": [b"a"] * len(y)}
+        (folder / part).write_bytes(pickle.dumps(content, protocol=2))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [f"c{i}".encode() for i in range(100)]}))
+    return made
+
+
+def idx(path, values):
+    path.parent.mkdir(exist_ok=True)
+    header = struct.pack(f">{values.ndim + 1}I", 0x800 + values.ndim, *values.shape)
+    path.write_bytes(gzip.compress(header + values.tobytes()))
+
+
+def emnist(root, kind, labels):
+    x = (np.arange(len(labels) * 784) % 251).astype(np.uint8).reshape(-1, 28, 28)
+    for part in ("train", "test"):
+        idx(root / "gzip" / f"emnist-{kind}-{part}-images-idx3-ubyte.gz", x.transpose(0, 2, 1))
+        idx(root / "gzip" / f"emnist-{kind}-{part}-labels-idx1-ubyte.gz", labels.astype(np.uint8))
+    return x
+
+
+def core50(root, sessions=11):
+    for s in range(1, sessions + 1):
+        for o in (1, 2, 50):
+            for f in range(5):
+                picture(root / f"core50_128x128/s{s}/o{o}/C_{s:02d}_{o:02d}_{f:03d}.png", 10 * s + f, 16)
+
+
+def test_cifar100(tmp_path):
+    made = cifar(tmp_path)
+    data = catalog.load("cifar100", root=tmp_path)
+    assert (data.x.shape, data.train_count, data.shape) == ((400, 32, 32, 3), 300, (3, 32, 32))
+    np.testing.assert_array_equal(data.x[:300].transpose(0, 3, 1, 2), made["train"])
+    np.testing.assert_array_equal(data.y, [*np.repeat(np.arange(100), 3), *range(100)])
+    assert data.class_names[7] == "c7"
+
+
+def test_a_pickle_runs_nothing(tmp_path):
+    cifar(tmp_path)
+
+    class Bad:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "ran",)
+
+    (tmp_path / "cifar-100-python/train").write_bytes(pickle.dumps({b"data": Bad()}))
+    with pytest.raises(UserError, match="train: not a pickle of plain data"):
+        catalog.load("cifar100", root=tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other"])
+def test_a_damaged_file_is_named_and_a_repaired_one_read(tmp_path, damage):
+    cifar(tmp_path)
+    path = tmp_path / "cifar-100-python/test"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000] if damage == "truncated" else pickle.dumps({b"data": np.zeros(3)}))
+    with pytest.raises(UserError, match="cifar-100-python/test: "):
+        catalog.load("cifar100", root=tmp_path)
+    path.write_bytes(whole)
+    assert len(catalog.load("cifar100", root=tmp_path).y) == 400
+
+
+def test_emnist_drops_the_two_smallest_classes_and_turns_images(tmp_path):
+    labels = np.concatenate([np.repeat(np.arange(62), 5), np.delete(np.arange(62), [19, 45])])
+    x = emnist(tmp_path, "byclass", labels)  # the same file twice: twice as many of each
+    data = catalog.load("emnist", root=tmp_path)
+    assert len(data.class_names) == 60
+    assert not {"J", "j"} & set(data.class_names)
+    np.testing.assert_array_equal(np.bincount(data.y[: data.train_count]), np.full(60, 10))
+    np.testing.assert_array_equal(np.bincount(data.y[data.train_count :]), np.full(60, 2))
+    np.testing.assert_array_equal(data.x[0, :, :, 0], x[0])
+    assert data.notes and "fewer than 2,000" in data.notes[0]
+
+
+def test_letters(tmp_path):
+    emnist(tmp_path, "letters", np.tile(np.arange(1, 27), 2))
+    data = catalog.load("emnist-letters", root=tmp_path)
+    assert (len(data.class_names), data.train_count, data.class_names[0]) == (26, 52, "A")
+    assert (data.y.min(), data.y.max()) == (0, 25)
+
+
+def test_a_truncated_archive(tmp_path):
+    emnist(tmp_path, "letters", np.arange(1, 27))
+    path = tmp_path / "gzip/emnist-letters-test-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(UserError, match=r"test-images-idx3-ubyte.gz: truncated or damaged .* fetch it again"):
+        catalog.load("emnist-letters", root=tmp_path)
+
+
+def test_core50(tmp_path):
+    core50(tmp_path)
+    data = catalog.load("core50", root=tmp_path, image_size=8)
+    assert (data.x.shape[1:], len(data.class_names), data.train_count) == ((8, 8, 3), 550, 11 * 3 * 4)
+    assert set(data.y) == {50 * s + o for s in range(11) for o in (0, 1, 49)}
+    objects = catalog.load("core50", root=tmp_path, image_size=8, labels="objects")
+    assert len(objects.class_names) == 50
+    np.testing.assert_array_equal(50 * objects.session + objects.y, data.y)
+    assert (data.x[:, 0, 0, 0] // 10 == data.y // 50 + 1).all()
+    assert "of 164,866 frames" in data.notes[0]
+
+
+def test_a_missing_session(tmp_path):
+    core50(tmp_path, sessions=10)
+    with pytest.raises(UserError, match="s11 of 11 session folders are missing"):
+        catalog.load("core50", root=tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["folders", "pickles", "lists"])
+def test_miniimagenet(tmp_path, layout):
+    folder = tmp_path / "mini-imagenet"
+    names = [f"n{i:02d}" for i in range(6)]
+    for part, own in (("train", names[:3]), ("val", names[3:5]), ("test", names[5:])):
+        if layout == "folders":
+            for name in own:
+                for i in range(6):
+                    picture(folder / part / name / f"{name}_{i}.png", int(name[1:]) * 10 + i)
+        elif layout == "pickles":
+            folder.mkdir(exist_ok=True)
+            x = np.stack([np.full((8, 8, 3), int(n[1:]) * 10 + i, np.uint8) for n in own for i in range(6)])
+            rows = {name: list(range(6 * j, 6 * j + 6)) for j, name in enumerate(own)}
+            content = pickle.dumps({"image_data": x, "class_dict": rows})
+            (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(content)
+        else:
+            for name in own:
+                for i in range(6):
+                    picture(folder / "images" / f"{name}{i}.png", int(name[1:]) * 10 + i)
+            lines = [f"{name}{i}.png,{name}" for name in own for i in range(6)]
+            (folder / f"{part}.csv").write_text("filename,label\n" + "\n".join(lines) + "\n")
+    data = catalog.load("miniimagenet", root=tmp_path)
+    assert (data.class_names, data.train_count, data.x.shape) == (tuple(names), 30, (36, 8, 8, 3))
+    expected = [10 * c + i for c in range(6) for i in range(5)] + [10 * c + 5 for c in range(6)]
+    assert data.x[:, 0, 0, 0].tolist() == expected
+    assert "36 of 60,000 images" in data.notes[0]
+
+
+def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
+    root = tmp_path / "tiny-imagenet-200"
+    for c, name in enumerate(("n1", "n2")):
+        for i in range(3):
+            picture(root / "train" / name / "images" / f"{name}_{i}.JPEG", 100 * c + i)
+        picture(root / "val" / "images" / f"val_{c}.JPEG", 100 * c + 50)
+    (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn1\t0\t0\t1\t1\nval_1.JPEG\tn2\t0\t0\t1\t1\n")
+    data = catalog.load("tinyimagenet", root=tmp_path, image_size=4)
+    assert (data.y.tolist(), data.train_count, data.x.shape[1:]) == ([0, 0, 0, 1, 1, 1, 0, 1], 6, (4, 4, 3))
+    broken = root / "train/n2/images/n2_1.JPEG"
+    broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"n2_1.JPEG: not a picture"):
+        catalog.load("tinyimagenet", root=tmp_path, image_size=4)
+
+
+def test_the_cache_is_used_and_follows_the_files(tmp_path, monkeypatch):
+    cifar(tmp_path)
+    first = catalog.load("cifar100", root=tmp_path)
+    entry = catalog.CATALOG["cifar100"]
+    monkeypatch.setitem(catalog.CATALOG, "cifar100", catalog.Entry(entry.summary, entry.find, None, "", ""))
+    again = catalog.load("cifar100", root=tmp_path)  # nothing is read
+    np.testing.assert_array_equal(again.x, first.x)
+    assert isinstance(again.x, np.memmap)
+    assert not again.x.flags.writeable
+    os.utime(tmp_path / "cifar-100-python/train", (1, 1))
+    with pytest.raises(TypeError):  # another file, another cache
+        catalog.load("cifar100", root=tmp_path)
+
+
+def test_a_half_written_cache_is_never_used(tmp_path, monkeypatch):
+    cifar(tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space is left"):
+        patch.setattr(cache.os, "fsync", full)
+        catalog.load("cifar100", root=tmp_path)
+    assert list((tmp_path / ".fedmes-cache").iterdir()) == []
+    assert len(catalog.load("cifar100", root=tmp_path).y) == 400
+
+
+def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=r"cifar100 is not in .*cifar-100-python.*unpack https://www.cs.toronto.edu"):
+        fedmes.run(benchmark="split-cifar100", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
+    """Each source is normalised by itself, in both engines alike."""
+    rng = np.random.default_rng(1)
+
+    def small(name, image_size, **_):
+        classes, dark = {"cifar100": (20, 0), "miniimagenet": (20, 100), "tinyimagenet": (40, 180)}[name]
+        y = np.concatenate([np.repeat(np.arange(classes), 6), np.arange(classes)])
+        x = rng.integers(0, 60, (len(y), image_size, image_size, 3)).astype(np.uint8) + np.uint8(dark)
+        return fedmes.data.Dataset(x, y, tuple(map(str, range(classes))), 6 * classes)
+
+    monkeypatch.setattr(catalog, "load", small)
+    prepared = fedmes.experiment.prepare(
+        fedmes.config.load(None, {
+            "benchmark": "fusion-40", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "model": "mlp",
+            "model.width": 8, "data.image_size": 4, "stream.frac": 3, "engine": engine, "engine.precision": "float64",
+        })
+    )  # fmt: skip
+    plan, scale = prepared.federations[0].plans[0], prepared.samples.scale(prepared.federations[0].normalisation)
+    assert scale[0].shape == (3, 3)
+    import torch
+
+    x = prepared.samples.take(torch.arange(6 * 80), scale)
+    source = prepared.source.dataset.source[: 6 * 80]
+    for number in range(3):
+        assert x[source == number].mean().abs() < 1e-6
+        assert x[source == number].std() == pytest.approx(1, abs=1e-3)
+    if engine == "stacked":
+        from fedmes.engines.batches import Batches
+
+        rows = torch.from_numpy(plan.rows[:4])
+        stacked, _, _ = Batches(prepared.samples, prepared.federations, "seen").samples(rows[None, None])
+        torch.testing.assert_close(stacked[0, 0], prepared.samples.take(rows, scale))
+    result = fedmes.experiment.execute(prepared, tmp_path / "out")
+    assert np.isfinite(result.acc[0, :, -1]).all()
+
+
+@real
+def test_real_cifar100():
+    data = catalog.load("cifar100", root=Path(REAL))
+    assert (np.bincount(data.y[:50_000]) == 500).all() and (np.bincount(data.y[50_000:]) == 100).all()
+    statistics = Source(data, None).normalisation(None)
+    np.testing.assert_allclose(statistics.mean[0], (0.507, 0.487, 0.441), atol=1e-3)
+    np.testing.assert_allclose(statistics.std[0], (0.267, 0.256, 0.276), atol=1e-3)
+
+
+@real
+@pytest.mark.parametrize("benchmark", ["split-cifar100", "split-emnist", "split-miniimagenet", "fusion-40"])
+def test_real_benchmarks_run(benchmark, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMES_DATA", REAL)
+    result = fedmes.run(
+        benchmark=benchmark, clients=2, tasks=2, rounds=1, epochs=1, stream={"frac": 12, "test_frac": 0.05},
+        memory=20, data={"image_size": 28 if benchmark == "split-emnist" else 32}, out=tmp_path / "out",
+    )  # fmt: skip
+    assert np.isfinite(result.acc[0, :, -1]).all()
