@@ -251,6 +251,25 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
     assert np.isfinite(result.acc[0, :, -1]).all()
 
 
+def test_fedmes_data_says_what_is_there(tmp_path, capsys):
+    from typer import Exit
+
+    from fedmes.data import commands
+
+    emnist(tmp_path, "letters", np.arange(1, 27))
+    commands.list_data(tmp_path)
+    said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert " found " in said["emnist-letters"] and "not found" in said["cifar100"]
+    commands.check("emnist-letters", tmp_path)
+    assert "emnist-letters: complete: 26 classes, 26 + 26 images" in capsys.readouterr().out
+    with pytest.raises(Exit) as status:
+        commands.check("miniimagenet", tmp_path)
+    assert status.value.exit_code == 1
+    assert "there is no official download" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="did you mean 'cifar100'"):
+        commands.check("cifar10", tmp_path)
+
+
 @real
 def test_real_cifar100():
     data = catalog.load("cifar100", root=Path(REAL))

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fedmes import __version__
+from fedmes.data import commands as data_commands
 from fedmes.errors import Stopped, UserError, unknown
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(data_commands.app, name="data")
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="options in a file")]
 Benchmark = Annotated[str | None, typer.Option(help="see `fedmes list benchmarks`")]

@@ -116,6 +116,16 @@ class Checkpoint(Section):
     every: Annotated[float, Field(ge=0)] | Literal["round", "task", "never"] = 30.0  # seconds, and each task's end
 
 
+class Server(Section):
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients with a task, how many take part in a round
+    min_clients: Positive = 1  # with fewer good updates the server keeps what it has
+
+
+class Faults(Section):
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0  # how likely a client does not answer in a round
+    nan: Share = 0.0  # how likely its update is not a number
+
+
 class Output(Section):
     models: Literal["all", "none"] = "all"
 
@@ -194,6 +204,8 @@ class Config(Section):
     flwf: FlwfOptions = FlwfOptions()
     flwf2t: Flwf2tOptions = Flwf2tOptions()
     comm: Comm = Comm()
+    server: Server = Server()
+    faults: Faults = Faults()
     checkpoint: Checkpoint = Checkpoint()
     output: Output = Output()
 

@@ -35,7 +35,7 @@ from fedmes.methods import METHODS
 from fedmes.net import Net
 from fedmes.plan import Plan, Work
 from fedmes.results import Result
-from fedmes.streams import Stream
+from fedmes.streams import Stream, with_absences
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         source = open_own(Path(config.data.path), config.data.image_size, config.rounds, config.stream.arrival)
     else:
         source = open_benchmark(config)
-    streams = [source.stream(seed) for seed in config.seeds]
+    absences = config.server.fraction, config.faults.drop
+    streams = [with_absences(source.stream(seed), *absences) for seed in config.seeds]
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
 
@@ -121,6 +122,7 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         policy=config.memory.policy,
         hold_back=method.tune is not None,
         walk=method.walk,
+        broken=config.faults.nan,
     )
     fixed = source.dataset.train_count is not None  # one training set, whatever the seed
     normalisation = source.normalisation(streams[0]) if fixed else None

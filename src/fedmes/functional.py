@@ -50,6 +50,11 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
     return {name: mean(stack) for name, stack in uploads.items()}
 
 
+def broken(uploads: Tensors) -> Tensors:
+    """As an injected fault leaves them: no numbers."""
+    return {name: t * torch.nan if t.is_floating_point() else t for name, t in uploads.items()}
+
+
 # --- losses ------------------------------------------------------------------------------------------------------
 
 

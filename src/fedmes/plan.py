@@ -32,6 +32,7 @@ class Work:
     per_task: int | None = None  # samples a task offers to the memory; None: all, or an equal share with fifo
     policy: str = "fifo"
     hold_back: bool = False
+    broken: float = 0.0  # how likely an update comes out as no number
     walk: str = "task"  # the samples an epoch walks: "task", or "seen" for all tasks so far
 
 
@@ -48,6 +49,7 @@ class Round:
     memory: Ints  # [step, memory batch]
     epoch: Ints  # [step]
     key: Ints  # [step]: for dropout
+    broken: bool = False  # an injected fault: the update is to be no number
 
 
 class Plan:
@@ -174,6 +176,7 @@ class Plan:
             memory=self._memory_batches(p, len(batch), key),
             epoch=np.repeat(np.arange(self.work.epochs), steps),
             key=draws.seed62("dropout", *key) + np.arange(len(batch), dtype=np.int64),
+            broken=self.work.broken > 0 and float(draws.uniforms(1, "broken", *key)[0]) < self.work.broken,
         )
 
     def _memory_batches(self, p: int, steps: int, key: tuple[draws.Key, ...]) -> Ints:

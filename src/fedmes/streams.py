@@ -193,6 +193,17 @@ def assemble(
     return Stream(seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes))
 
 
+def with_absences(stream: Stream, fraction: float, drop: float) -> Stream:
+    """Not everybody in every round: a share of those with a task is asked, and some of these do not answer."""
+    active = stream.active.copy()
+    for g, row in enumerate(active):
+        asked = np.flatnonzero(row)
+        order = draws.permutation(len(asked), stream.seed, "participation", g)
+        row[asked[order[math.ceil(fraction * len(asked)) :]]] = 0
+        row[draws.uniforms(len(row), stream.seed, "dropout-of-round", g) < drop] = 0
+    return replace(stream, active=active)
+
+
 def shuffled_blocks(classes: Sequence[int], size: int, *key: draws.Key) -> list[tuple[int, ...]]:
     """The classes in random blocks of one size; a remainder is left out."""
     order = draws.permutation(len(classes), *key)

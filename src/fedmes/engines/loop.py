@@ -13,7 +13,7 @@ from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors, pick, put
+from fedmes.functional import Tensors, broken, put
 from fedmes.plan import Round
 
 
@@ -103,14 +103,15 @@ class LoopEngine:
                 continue
             start = time.perf_counter()
             st = self.clients[s][k] = _tidy(client_round(method, self.clients[s][k], bc, work, site))
-            uploads[k] = up = method.upload(st, site.me(work))
+            up = method.upload(st, site.me(work))
+            uploads[k] = up = broken(up) if work.broken else up
             report = {name: float(value) for name, value in method.report(st, bc).items()}
             present[k] = all(bool(torch.isfinite(t).all()) for t in up.values())
             samples[k] = len(work.samples)
             seconds = time.perf_counter() - start
             sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
             rows.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds, not present[k]))
-        if any(present):
+        if sum(present) >= method.config.server.min_clients:
             somebody = next(iter(uploads.values()))
             nothing = {name: torch.zeros_like(t) for name, t in somebody.items()}
             lines = [uploads.get(k, nothing) for k in range(len(present))]
@@ -147,14 +148,14 @@ class LoopEngine:
         return tensors
 
     def restore(self, tensors: Tensors) -> None:
-        # Copies: how sums round depends on where in memory a tensor begins.
-        def own(part: str) -> Tensors:
-            return {name: t.to(self.samples.device, copy=True) for name, t in pick(tensors, part).items()}
+        # In the order and in memory of its own: how sums round depends on both, and a file keeps neither.
+        def own(part: str, like: Tensors) -> Tensors:
+            return {name: tensors[f"{part}.{name}"].to(self.samples.device, copy=True) for name in like}
 
         self.learned = tensors["learned"].tolist()
         for s, row in enumerate(self.clients):
-            self.servers[s] = own(f"server.{s}")
-            row[:] = [own(f"client.{s}.{k}") for k in range(len(row))]
+            self.servers[s] = own(f"server.{s}", self.servers[s])
+            row[:] = [own(f"client.{s}.{k}", st) for k, st in enumerate(row)]
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:

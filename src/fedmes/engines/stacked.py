@@ -30,7 +30,7 @@ from fedmes.engines.captured import Captured
 from fedmes.engines.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.engines.loop import client_predictor
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors, put
+from fedmes.functional import Tensors, broken, put
 from fedmes.plan import Plan, Round
 
 TOGETHER = 128  # samples of each client in one forward pass outside of training
@@ -83,6 +83,7 @@ class StackedEngine:
         shared = (self.batches, self.widths, longest, self.state, self.me, self.server)
         self.lanes = [Lane(own, *shared) for own in methods]
         self.active = torch.ones(self.seeds, self.clients, dtype=torch.bool, device=self.device)
+        self.broken = torch.zeros_like(self.active)
         self.sums: Tensors = {}  # what `measure` found
         capture = partial(Captured, device=self.device, notes=self.notes)
         self._begin = {all_of_them: capture(partial(self._begin_round, all_of_them)) for all_of_them in (True, False)}
@@ -104,6 +105,7 @@ class StackedEngine:
         active: NDArray[np.bool_] = np.array(each(lambda work: work is not None, works))
         first: NDArray[np.bool_] = np.array(each(lambda work: work is not None and work.first, works))
         self.active.copy_(self.batches.put(active))
+        self.broken.copy_(self.batches.put(np.array(each(lambda work: work is not None and work.broken, works))))
         if first.any():
             self._merge(over(self.method.begin_task, "csc")(self.state, self.server, self.me), self.batches.put(first))
         self._measure(works)
@@ -137,11 +139,17 @@ class StackedEngine:
         method, bc = self.method, self.server
         self._merge(over(method.end_round, "csc")(self.state, bc, self.me), self.active)
         uploads = over(method.upload, "cc")(self.state, self.me)
+        if method.config.faults.nan > 0:
+            bad = broken(uploads)
+            uploads = {
+                name: torch.where(self.broken.reshape(*self.broken.shape, *(1 for _ in t.shape[2:])), bad[name], t)
+                for name, t in uploads.items()
+            }
         fine = [torch.isfinite(t).flatten(2).all(-1) for t in uploads.values()]
         finite = torch.stack([torch.ones_like(self.active), *fine]).all(0)  # also of one who sends nothing
         present = finite & self.active
         report = over(method.report, "cs")(self.state, bc)
-        some = present.any(1)
+        some = present.sum(1) >= method.config.server.min_clients
         for name, new in vmap(method.aggregate)(bc, uploads, present, self.me.samples).items():
             bc[name].copy_(torch.where(some.reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
         return {"finite": finite, "up": wire.size(uploads, 2)} | report
