@@ -122,6 +122,10 @@ class Lane:
         step: Callable[[], object] = torch.compile(
             MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
         )
+        if cuda:
+            from fedmes.engines.products import LongProducts
+
+            options["post_grad_custom_post_pass"] = LongProducts()
         with _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext():
             for _ in range(3):
                 self.clock.zero_()
