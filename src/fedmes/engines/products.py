@@ -1,8 +1,8 @@
 """Long thin matrix products in pieces, inside a compiled step.
 
 A gradient to a handful of numbers that weigh whole layers (FedWeIT's alphas) is a product whose inner axis has millions
-of elements and whose result has a hundred. A GPU library gives such a result to one multiprocessor, which walks the axis
-from end to end while all others wait. Here the axis is cut, the pieces are multiplied side by side and added up.
+of elements and whose result has a hundred. A GPU library gives such a result to one multiprocessor, which walks the
+axis from end to end while all others wait. Here the axis is cut, and the pieces are multiplied side by side and added up.
 """
 
 from __future__ import annotations
