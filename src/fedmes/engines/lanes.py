@@ -119,13 +119,13 @@ class Lane:
         cuda = self.clock.device.type == "cuda"
         # C++ around the kernels lets go of Python's lock, so that lanes on a CPU really run side by side.
         options: dict[str, Any] = {} if cuda else {"cpp_wrapper": True}
-        step: Callable[[], object] = torch.compile(
-            MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
-        )
         if cuda:
             from fedmes.engines.products import LongProducts
 
             options["post_grad_custom_post_pass"] = LongProducts()
+        step: Callable[[], object] = torch.compile(
+            MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
+        )
         with _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext():
             for _ in range(3):
                 self.clock.zero_()
