@@ -42,7 +42,7 @@ class Memory(Section):
 
 
 class Engine(Section):
-    name: Literal["auto", "loop", "stacked"] = "auto"
+    name: Literal["auto", "loop", "stacked", "flower"] = "auto"
     precision: Literal["float64", "float32", "tf32", "bf16"] = "float32"
     stack: Positive | None = None  # clients (of all seeds) trained at a time; left out: as many as fit in memory
     compile: bool | Literal["auto"] = "auto"  # auto: on a GPU
@@ -119,11 +119,46 @@ class Checkpoint(Section):
 class Server(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients with a task, how many take part in a round
     min_clients: Positive = 1  # with fewer good updates the server keeps what it has
+    timeout: Annotated[float, Field(gt=0)] = 3600.0  # seconds until a site that does not answer is left out of a round
 
 
 class Faults(Section):
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.0  # how likely a client does not answer in a round
     nan: Share = 0.0  # how likely its update is not a number
+
+
+class FederationOptions(Section):
+    """What real sites must agree on; a simulation has it from its data."""
+
+    sites: list[str] = []  # their names, in the order of clients
+    classes: list[str] = []  # their names, in the order of ids
+    shape: list[Positive] = []  # of a sample, as a network sees it: channels, height, width; or one length
+    mean: list[float] = []  # of each channel, of pixels between 0 and 1; left out: samples are taken as they are
+    std: list[Annotated[float, Field(gt=0)]] = []
+
+    @model_validator(mode="after")
+    def _whole(self) -> FederationOptions:
+        if self.sites and not (self.classes and len(self.shape) in (1, 3)):
+            raise ValueError("sites need classes and a shape (channels, height, width; or one length)")
+        if len(set(self.sites)) < len(self.sites) or len(set(self.classes)) < len(self.classes):
+            raise ValueError("a name is given twice")
+        if len(self.mean) != len(self.std) or (self.mean and len(self.mean) != self.shape[0]):
+            raise ValueError("mean and std need one number for each channel")
+        return self
+
+
+class Privacy(Section):
+    """Of what a site sends, by Flower's modifiers (engine flower)."""
+
+    clip: Annotated[float, Field(gt=0)] | None = None  # the largest norm of an update
+    epsilon: Annotated[float, Field(gt=0)] | None = None  # local differential privacy, of each round
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.epsilon is not None and self.clip is None:
+            raise ValueError("epsilon needs clip, which bounds what noise must hide")
+        return self
 
 
 class Output(Section):
@@ -207,6 +242,8 @@ class Config(Section):
     server: Server = Server()
     faults: Faults = Faults()
     checkpoint: Checkpoint = Checkpoint()
+    federation: FederationOptions = FederationOptions()
+    privacy: Privacy = Privacy()
     output: Output = Output()
 
     @field_validator("seeds")

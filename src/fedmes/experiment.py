@@ -92,7 +92,7 @@ def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
 def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
     """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
     own = own or {}
-    make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
+    plugins.resolve("method", config.method, METHODS) if "method" not in own else None
     device = pick_device(config.device)
     if config.data.path is not None:
         source = open_own(Path(config.data.path), config.data.image_size, config.rounds, config.stream.arrival)
@@ -101,20 +101,50 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
     absences = config.server.fraction, config.faults.drop
     streams = [with_absences(source.stream(seed), *absences) for seed in config.seeds]
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
+    config, method, initial = blueprint(config, source.dataset.shape, len(source.dataset.class_names), own)
     config.capacities()  # a list of the wrong length is refused here
-
-    make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
-    shape, classes = source.dataset.shape, len(source.dataset.class_names)
-    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
-    config = _settle_engine(config, nets[0].stackable(shape))
-    dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
-    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
-    method: Method = make_method(nets[0].to(device, dtype, compute), config)
-    config = config.with_(method.in_force)
     if method.store == "all":
         config = _keep_all(config, streams)
     capacities = [0] * config.clients if method.store == "none" else config.capacities()
-    work = Work(
+    work = _work(config, method)
+    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
+    normalisation = source.normalisation(streams[0]) if fixed else None
+    federations = [
+        Federation(
+            stream,
+            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
+            params,
+            normalisation if fixed else source.normalisation(stream),
+        )
+        for stream, params in zip(streams, initial, strict=True)
+    ]
+    samples = Samples(source.dataset, device, dtype_of(config))
+    if config.engine.name == "stacked" and config.engine.stack is None:
+        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+    return Prepared(config, source, federations, method, samples)
+
+
+def blueprint(
+    config: Config, shape: tuple[int, ...], classes: int, own: Mapping[str, Callable[..., Any]] | None = None
+) -> tuple[Config, Method, list[Tensors]]:
+    """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
+    a server knows that never sees any data."""
+    own = own or {}
+    make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
+    make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
+    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
+    config = _settle_engine(config, nets[0].stackable(shape))
+    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
+    return config.with_(method.in_force), method, [net.initial for net in nets]
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    return torch.float64 if config.engine.precision == "float64" else torch.float32
+
+
+def _work(config: Config, method: Method) -> Work:
+    return Work(
         epochs=config.epochs,
         batch=config.batch,
         memory_batch=config.memory.batch or config.batch,
@@ -124,20 +154,25 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         walk=method.walk,
         broken=config.faults.nan,
     )
-    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
-    normalisation = source.normalisation(streams[0]) if fixed else None
-    federations = [
-        Federation(
-            stream,
-            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
-            net.initial,
-            normalisation if fixed else source.normalisation(stream),
-        )
-        for stream, net in zip(streams, nets, strict=True)
-    ]
-    samples = Samples(source.dataset, device, dtype)
-    if config.engine.name == "stacked" and config.engine.stack is None:
-        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+
+
+def prepare_site(config: Config, name: str, data: Path) -> Prepared:
+    """What a real site needs for its part: its own data, in the classes and sizes that the federation agreed on."""
+    agreed = config.federation
+    if config.memory.policy == "fifo" and config.memory.per_task is None:
+        raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
+    source = open_site(data, name, tuple(agreed.classes), tuple(agreed.shape), config.rounds)
+    config, method, initial = blueprint(config, source.dataset.shape, len(agreed.classes))
+    normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    federations = []
+    for seed, params in zip(config.seeds, initial, strict=True):
+        stream = source.stream(seed)
+        if stream.tasks > config.tasks:
+            raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
+        capacity = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
+        plan = Plan(stream, 0, capacity, _work(config, method), source.dataset.y, room=config.tasks)
+        federations.append(Federation(stream, [plan], params, normalisation))
+    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     return Prepared(config, source, federations, method, samples)
 
 
@@ -152,14 +187,10 @@ def execute(
     config = prepared.config
     directory = out or default_directory(config)
     results.claim(directory, config, versions())
-    with checkpoint.locked(directory), numerics(config):
-        return _execute(prepared, directory, on_progress, resume, stop)
-
-
-def _execute(
-    prepared: Prepared, directory: Path, on_progress: Listener | None, resume: bool, stop: Callable[[], bool]
-) -> Result:
-    config, total = prepared.config, max(len(f.stream.position) for f in prepared.federations)
+    total = max(len(f.stream.position) for f in prepared.federations)
+    with checkpoint.locked(directory), numerics(config), _engine(prepared, directory, resume) as engine:
+        train(engine, config, directory, total, on_progress, resume, stop)
+        
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()

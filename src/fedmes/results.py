@@ -29,12 +29,12 @@ class Result:
     """What a run measured. `acc` and its kin are [seed, client, t, i]."""
 
     config: Config
-    split_sha256: str
+    split_sha256: str | None  # None: the data lies with real sites
     parameters: int
     accuracy: dict[str, Floats]  # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
     communication: dict[str, int]
     seconds: dict[str, float]
-    memory_share: float  # of the training samples met, how many the memory held at the end
+    memory_share: float | None  # of the training samples met, how many the memory held at the end
     rounds: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None  # of the GPU
