@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,9 @@ import torch
 
 from fedmes.engines import RoundRow, Score
 from fedmes.federation import Federation
-from fedmes.functional import Tensors, pick, put
+from fedmes.functional import Tensors, grown, pick, put
 from fedmes.results import Result
+from fedmes.streams import combined_sha256
 
 if TYPE_CHECKING:
     from fedmes.experiment import Prepared
@@ -54,7 +54,8 @@ class Book:
         return put("book", arrays), {"rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes}
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
-        self.accuracy = {name: t.numpy() for name, t in pick(tensors, "book").items()}
+        nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
+        self.accuracy = {name: grown(t, nothing).numpy() for name, t in pick(tensors, "book").items()}
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.seconds = dict(about["seconds"])
         self.slowest_bytes = int(about["slowest_bytes"])
@@ -84,11 +85,9 @@ class Book:
     def result(self, notes: list[str]) -> Result:
         prepared = self.prepared
         config, federations = prepared.config, prepared.federations
-        hashes = [f.stream.sha256() for f in federations]
         return Result(
             config=config,
-            # several seeds have several split files: then the hash of their hashes
-            split_sha256=hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
+            split_sha256=combined_sha256([f.stream for f in federations]),
             parameters=prepared.method.net.parameter_count,
             accuracy=self.accuracy,
             communication={

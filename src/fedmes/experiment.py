@@ -22,20 +22,22 @@ from fedmes.benchmarks import open_benchmark
 from fedmes.book import Book, Listener
 from fedmes.config import Config
 from fedmes.contract import Method
-from fedmes.data import Source
-from fedmes.data.own import open_own
+from fedmes.data import Source, own
+from fedmes.data.further import followed_by, most_tasks
 from fedmes.engines import Engine
 from fedmes.engines.capacity import replicas_that_fit
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
 from fedmes.errors import Stopped, UserError
 from fedmes.federation import Federation, Samples
-from fedmes.functional import pick, put
+from fedmes.functional import Tensors, grown, pick, put
 from fedmes.methods import METHODS
 from fedmes.net import Net
 from fedmes.plan import Plan, Work
 from fedmes.results import Result
-from fedmes.streams import Stream, with_absences
+from fedmes.streams import Stream, combined_sha256, with_absences
+
+State = tuple[Tensors, dict[str, Any]]  # of a run, as a checkpoint has it
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,46 @@ def run(
 ) -> Result:
     """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
     `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class."""
-    own = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
-    options |= {kind: plugins.reference(thing) for kind, thing in own.items()}
+    given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
+    options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
     config = configuration.load(Path(config_file) if config_file else None, _dotted(options))
     directory = Path(out) if out else None
     if resume:
         config = as_stored(config, directory)
-    return execute(prepare(config, own), directory, on_progress, resume)
+    return execute(prepare(config, given), directory, on_progress, resume)
+
+
+def extend(
+    directory: str | Path, data: str | Path, *, out: str | Path | None = None, on_progress: Listener | None = None
+) -> Result:
+    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does."""
+    config, state = extended(Path(directory), Path(data))
+    return execute(prepare(config), Path(out) if out else None, on_progress, resume=True, state=state)
+
+
+def extended(directory: Path, data: Path) -> tuple[Config, State]:
+    """The configuration of a finished run with further tasks after its own, and where that run stands."""
+    if (stored := results.stored_config(directory)) is None:
+        raise UserError(f"extend: {directory} holds no run")
+    if not (directory / "result.json").is_file():
+        raise UserError(f"extend: the run in {directory} is not finished; first: fedmes resume {directory}")
+    before = configuration.stored(stored, directory)
+    streams = _streams(before, open_source(before))
+    if combined_sha256(streams) != results.load(directory).split_sha256:
+        raise UserError(
+            f"extend: the data of {directory} has changed since; further tasks belong in a file or folder of their own"
+        )
+    if (state := checkpoint.latest(directory)) is None:
+        raise UserError(
+            f"extend: {directory} keeps no state to go on from, as with output.models=none or checkpoint.every=never"
+        )
+    stored["data"]["more"] = [*before.data.more, str(data.resolve())]
+    if before.data.path is not None:
+        stored.pop("tasks")  # the data says how many
+    else:
+        tables = [own.read(Path(path), before.data.image_size) for path in stored["data"]["more"]]
+        stored["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
+    return configuration.stored(stored, directory), state
 
 
 def as_stored(config: Config, directory: Path | None) -> Config:
@@ -76,7 +111,7 @@ def as_stored(config: Config, directory: Path | None) -> Config:
         return config
     if differing := results.contradictions(stored, config):
         raise UserError(f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})")
-    return Config.model_validate(stored)
+    return configuration.stored(stored, directory)
 
 
 def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,22 +124,38 @@ def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
-    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
-    own = own or {}
-    make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
-    device = pick_device(config.device)
+def open_source(config: Config) -> Source:
+    """The data: a benchmark's or one's own, and what further own data follows."""
+    size, rounds, arrival = config.data.image_size, config.rounds, config.stream.arrival
+    tables = [own.read(Path(path), size) for path in config.data.more]
     if config.data.path is not None:
-        source = open_own(Path(config.data.path), config.data.image_size, config.rounds, config.stream.arrival)
+        source = own.open_own(Path(config.data.path), size, rounds, arrival)
+    elif (first := config.tasks - most_tasks(tables)) > 0:
+        source = open_benchmark(config.with_({"tasks": first}))
     else:
-        source = open_benchmark(config)
+        raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
+    for path, table in zip(config.data.more, tables, strict=True):
+        source = followed_by(source, table, Path(path), rounds, arrival)
+    return source
+
+
+def _streams(config: Config, source: Source) -> list[Stream]:
     absences = config.server.fraction, config.faults.drop
-    streams = [with_absences(source.stream(seed), *absences) for seed in config.seeds]
+    return [with_absences(source.stream(seed), *absences) for seed in config.seeds]
+
+
+def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
+    given = given or {}  # a model or method of one's own
+    make_method = given.get("method") or plugins.resolve("method", config.method, METHODS)
+    device = pick_device(config.device)
+    source = open_source(config)
+    streams = _streams(config, source)
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
 
-    make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
-    shape, classes = source.dataset.shape, len(source.dataset.class_names)
+    make_model = given.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
+    shape, classes = source.dataset.shape, (*source.earlier, len(source.dataset.class_names))
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
     config = _settle_engine(config, nets[0].stackable(shape))
     dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
@@ -147,31 +198,49 @@ def execute(
     on_progress: Listener | None = None,
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    state: State | None = None,
 ) -> Result:
-    """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there."""
+    """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there. `state`:
+    where to begin if the directory has no checkpoint."""
     config = prepared.config
     directory = out or default_directory(config)
     results.claim(directory, config, versions())
     with checkpoint.locked(directory), numerics(config):
-        return _execute(prepared, directory, on_progress, resume, stop)
+        return _execute(prepared, directory, on_progress, resume, stop, state)
 
 
 def _execute(
-    prepared: Prepared, directory: Path, on_progress: Listener | None, resume: bool, stop: Callable[[], bool]
+    prepared: Prepared,
+    directory: Path,
+    on_progress: Listener | None,
+    resume: bool,
+    stop: Callable[[], bool],
+    state: State | None,
 ) -> Result:
     config, total = prepared.config, max(len(f.stream.position) for f in prepared.federations)
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     engine, book, done = _engine(prepared), Book(prepared), 0
-    if resume and (found := checkpoint.latest(directory)) is not None:
-        tensors, about = found
-        engine.restore(tensors)
-        book.restore(tensors, about)
-        done = int(about["rounds_done"])
-    else:
+    found = checkpoint.latest(directory) if resume else None
+    if found is None:
         checkpoint.clear(directory)
-    schedule, before, seconds = checkpoint.Schedule(config.checkpoint.every), book.seconds["total"], book.seconds
+        if state is not None:
+            checkpoint.save(directory, int(state[1]["rounds_done"]), *state)
+    if (found := found or state) is not None:
+        try:
+            engine.restore(found[0])
+            book.restore(*found)
+            done = int(found[1]["rounds_done"])
+        except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+            raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
+
+    def save(rounds_done: int) -> None:
+        arrays, about = book.save()
+        checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about | {"rounds_done": rounds_done})
+        schedule.saved(rounds_done)
+
+    schedule, before, seconds = checkpoint.Schedule(config.checkpoint.every, done), book.seconds["total"], book.seconds
     compiled = seconds["compile"]
     for g in range(done, total):
         start = time.perf_counter()
@@ -187,16 +256,20 @@ def _execute(
             on_progress(book.progress(g, total))
         stopping = stop() and g + 1 < total
         if stopping or schedule.due(bool(scores)):
-            arrays, about = book.save()
-            checkpoint.save(directory, g + 1, engine.snapshot() | arrays, about | {"rounds_done": g + 1})
-            schedule.saved()
+            save(g + 1)
         if stopping:
             raise Stopped(f"stopped after round {g + 1} of {total}; to go on: fedmes resume {directory}")
+    to_go_on_from = config.output.models == "all" and config.checkpoint.every != "never"
+    if to_go_on_from and schedule.rounds_saved < total:
+        save(total)
     _save_models(directory, prepared, engine)
     seconds["total"] = before + time.perf_counter() - began
     result = book.result(engine.notes)
     result.write(directory)
-    checkpoint.clear(directory)
+    if to_go_on_from:
+        checkpoint.keep(directory, 1)
+    else:
+        checkpoint.clear(directory)
     return result
 
 
@@ -302,7 +375,10 @@ def _settle_engine(config: Config, stackable: bool) -> Config:
     return config.with_({"engine.name": engine, "engine.compile": compiled and engine == "stacked"})
 
 
-def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> Net:
+def _net(
+    config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: tuple[int, ...], seed: int
+) -> Net:
+    """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
     options: dict[str, Any] = {}
     if config.model.width is not None:
         options["width"] = config.model.width
@@ -313,7 +389,13 @@ def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], cl
     if config.knn.features != "fc":
         options["features"] = config.knn.features
     start = draws.seed62(seed, "init")
-    return Net(models.build(factory, config.model.name, shape, classes, start, **options), shape, classes)
+    net = None
+    for count in dict.fromkeys(classes):
+        small, net = net, Net(models.build(factory, config.model.name, shape, count, start, **options), shape, count)
+        if small is not None:
+            net.initial = {name: grown(small.initial[name], p) for name, p in net.initial.items()}
+    assert net is not None
+    return net
 
 
 def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:

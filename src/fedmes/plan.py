@@ -83,11 +83,11 @@ class Plan:
         self.samples: list[Ints] = []  # by position, what may be trained on
         self.memory: list[Ints] = []  # by position, the memory while that task is trained: nothing of the task itself
         self.memory_after: list[Ints] = []
-        admit = admitted_per_task(capacity, len(sizes), work.per_task) if work.policy == "fifo" else work.per_task
+        fifo = work.policy == "fifo"
         ranks = [draws.uniforms(size, self.seed, "memory-rank", self.name, p) for p, size in enumerate(sizes)]
         traits = Traits(np.concatenate(ranks), self.task, None if labels is None else labels[self.rows])
         store: Ints = np.zeros(0, np.int64)
-        for p, size in enumerate(sizes):
+        for p, (size, known) in enumerate(zip(sizes, stream.known(column), strict=True)):
             order = starts[p] + draws.permutation(size, self.seed, "hold-back", self.name, p)
             spare = min(max(1, int(HOLD_BACK * size)), size - 1) if work.hold_back else 0
             self.held_back.append(np.sort(order[:spare]))
@@ -96,6 +96,7 @@ class Plan:
             if self.trained[p]:
                 mine = self.samples[p]
                 shuffled = mine[draws.permutation(len(mine), self.seed, "memory", self.name, p)]
+                admit = admitted_per_task(capacity, known, work.per_task) if fifo else work.per_task
                 store = POLICIES[work.policy](store, shuffled, admit, capacity, traits)
             self.memory_after.append(store)
 

@@ -33,24 +33,29 @@ class Table:
 
 def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep") -> Source:
     """The data at `path` as it will be dealt out: to the clients it names."""
-    if path.is_dir():
-        table = read_folders(path, image_size)
-    elif path.is_file():
-        if image_size is not None:
-            raise UserError("data.image_size: arrays in a file have one size already; leave it out")
-        table = read_npz(path)
-    else:
-        raise UserError(f"data: there is no file or folder {path}")
-    _deal(table, 0, path)  # whatever is wrong with the data is said before anything starts
+    if path.is_file() and image_size is not None:
+        raise UserError("data.image_size: arrays in a file have one size already; leave it out")
+    table = read(path, image_size)
+    deal(table, 0, path)  # whatever is wrong with the data is said before anything starts
     classes = len(table.dataset.class_names)
 
     def stream(seed: int) -> streams.Stream:
-        return streams.assemble(seed, classes, _deal(table, seed, path), rounds, arrival=arrival)
+        return streams.assemble(seed, classes, deal(table, seed, path), rounds, arrival=arrival)
 
     return Source(table.dataset, stream)
 
 
-def _deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
+def read(path: Path, image_size: int | None) -> Table:
+    """The data at `path`; images of folders are resized where a size is given."""
+    if path.is_dir():
+        return read_folders(path, image_size)
+    if path.is_file():
+        return read_npz(path)
+    raise UserError(f"data: there is no file or folder {path}")
+
+
+def deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
+    """Each client's tasks for a seed, which decides what is for testing where the data does not."""
     y = table.dataset.y
     clients = []
     for k, client in enumerate(table.client_names):
