@@ -11,7 +11,7 @@ import torch
 
 from fedmes.config import Config
 from fedmes.engines import RoundRow, Score
-from fedmes.functional import Tensors, pick, put
+from fedmes.functional import Tensors, grown, pick, put
 from fedmes.results import Result
 
 
@@ -20,7 +20,7 @@ class Progress:
     """Where a run stands after a round."""
 
     rounds_done: int
-    rounds_total: int
+    rounds_total: int | None  # None: as many as it takes
     task: int  # the furthest position any client works on, from 1
     tasks: int
     round: int  # within the task, from 1
@@ -59,7 +59,8 @@ class Book:
         return put("book", arrays), {"rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes}
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
-        self.accuracy = {name: t.numpy() for name, t in pick(tensors, "book").items()}
+        nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
+        self.accuracy = {name: grown(t, nothing).numpy() for name, t in pick(tensors, "book").items()}
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.seconds = dict(about["seconds"])
         self.slowest_bytes = int(about["slowest_bytes"])
@@ -77,16 +78,14 @@ class Book:
                     row = table[score.seed, score.client, score.position]
                     row[: len(values)] = [value[column] for value in values]
 
-    def progress(self, g: int, total: int) -> Progress:
+    def progress(self, done: int, total: int | None) -> Progress:
         accuracy = None
         if "acc" in self.accuracy:
             table = self.accuracy["acc"]
             learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
             accuracy = float(np.nanmean(table[:, :, learned[-1]]))
         furthest = max(((row.position, row.index) for row in self.latest), default=(0, 0))
-        return Progress(
-            g + 1, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds, accuracy
-        )
+        return Progress(done, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds, accuracy)
 
     def result(self, parameters: int, notes: list[str], origin: Origin) -> Result:
         return Result(

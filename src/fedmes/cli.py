@@ -19,6 +19,7 @@ from fedmes.errors import Stopped, UserError, unknown
 if TYPE_CHECKING:
     from fedmes.book import Progress
     from fedmes.config import Config
+    from fedmes.experiment import State
     from fedmes.results import Result
 
 app = typer.Typer(
@@ -93,16 +94,29 @@ def run(
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
 def resume_run(directory: Annotated[Path, typer.Argument(metavar="DIR")], quiet: Quiet = False) -> None:
     """Go on with a run that was stopped or killed, with its own configuration: the result is the same."""
-    from fedmes import results
-    from fedmes.config import Config
+    from fedmes import config, results
 
     stored = results.stored_config(directory)
     if stored is None:
         raise UserError(f"resume: {directory} holds no run")
-    _show(_run(Config.model_validate(stored), directory, quiet, resume=True), quiet)
+    _show(_run(config.stored(stored, directory), directory, quiet, resume=True), quiet)
 
 
-def _run(config: Config, out: Path | None, quiet: bool, resume: bool) -> Result:
+@app.command(epilog="Example: fedmes extend runs/mine --data march.npz --out runs/mine-march")
+def extend(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    data: Annotated[Path, typer.Option(metavar="FILE.npz|DIR", help="own data with further tasks of the same clients")],
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on from a finished run with further tasks. DIR stays as it is; the result covers old tasks and new ones."""
+    from fedmes import experiment
+
+    config, state = experiment.extended(directory, data)
+    _show(_run(config, out, quiet, resume=True, state=state), quiet)
+
+
+def _run(config: Config, out: Path | None, quiet: bool, resume: bool, state: State | None = None) -> Result:
     from fedmes import experiment, results
 
     prepared = experiment.prepare(config)
@@ -111,7 +125,7 @@ def _run(config: Config, out: Path | None, quiet: bool, resume: bool) -> Result:
         print(f"{directory}: this run is finished", file=sys.stderr)
         return results.load(directory)
     with _progress(quiet, config.method) as listener, _stop_on_interrupt() as stop:
-        return experiment.execute(prepared, directory, listener, resume, stop)
+        return experiment.execute(prepared, directory, listener, resume, stop, state)
 
 
 def _show(result: Result, quiet: bool) -> None:

@@ -56,6 +56,7 @@ class Optim(Section):
 
 class Data(Section):
     path: str | None = None
+    more: list[str] = []  # own data whose tasks follow, as `fedmes extend` puts it there
     image_size: Positive | None = None
     core50_labels: Literal["sessions", "objects"] = "sessions"  # 550 classes, or 50 that all tasks share
     fusion: Literal["single", "mixed"] = "single"  # fusion-40: tasks of one source, or of all
@@ -119,6 +120,7 @@ class Checkpoint(Section):
 class Server(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients with a task, how many take part in a round
     min_clients: Positive = 1  # with fewer good updates the server keeps what it has
+    patience: Annotated[float, Field(ge=0)] = 0.0  # seconds that real sites are asked for new tasks when all are done
     timeout: Annotated[float, Field(gt=0)] = 3600.0  # seconds until a site that does not answer is left out of a round
 
 
@@ -322,6 +324,8 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
         if name not in BENCHMARKS:
             raise unknown("benchmark", str(name), BENCHMARKS)
         base = BENCHMARKS[name].defaults
+    if isinstance(more := given.get("data", {}).get("more"), list):
+        given["data"]["more"] = [str(Path(str(path)).resolve()) for path in more]
     content: dict[str, Any] = {}
     _merge(content, base)
     _merge(content, given)
@@ -329,6 +333,14 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise _explain(error, source) from None
+
+
+def stored(content: Mapping[str, Any], directory: Path) -> Config:
+    """The configuration in a result directory."""
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise _explain(error, str(directory / "config.toml")) from None
 
 
 def parse_value(text: str) -> Any:

@@ -69,7 +69,9 @@ class Desk:
 
     def hello(self) -> Answer:
         """Who this is and where it stands."""
-        return self._answer(client=int(self.site.index), round=self.about["round"])
+        now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
+        waiting = bool((self.site.plan.position[now:] >= 0).any())
+        return self._answer(client=int(self.site.index), round=self.about["round"], waiting=waiting)
 
     def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
         """The server's state, put together from what comes each time and what came earlier."""
@@ -164,7 +166,7 @@ def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
             raise UserError(f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})")
         k, scheduled = config.federation.sites.index(name), False
         prepared = experiment.prepare_site(config, name, Path(about["data"]))
-    return name, _desk(prepared, s, k, folder / "client" if len(config.seeds) == 1 else folder / f"client-seed{s}", scheduled)
+    return name, _desk(prepared, s, k, folder / "client", scheduled)
 
 
 def read_site(folder: Path) -> dict[str, Any]:
@@ -195,3 +197,26 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
         clientdir.save_client, directory, config, prepared.source.dataset, federation.normalisation, site.plan
     )
     return Desk(directory, prepared.method, initial, site, save, scheduled=scheduled)
+
+
+def agreement(config: Config) -> Config:
+    """The configuration under which clients of own data become real sites: what they must agree on is read off the
+    data, of which the server then needs nothing more. How many tasks will come need not be known."""
+    source = experiment.open_source(config)
+    stream = source.stream(config.seeds[0])
+    normalisation = source.normalisation(stream)
+    agreed: dict[str, Any] = {
+        "federation.sites": [client.name for client in stream.clients],
+        "federation.classes": list(source.dataset.class_names),
+        "federation.shape": list(source.dataset.shape),
+        "clients": len(stream.clients),
+        "tasks": stream.tasks,
+        "engine.name": "flower",
+    }
+    if normalisation is not None:
+        agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
+    if "memory.policy" not in config.asked() and config.memory.per_task is None:
+        agreed["memory.policy"] = "ring"
+    content = config.with_(agreed).as_dict()
+    content["data"].pop("path")
+    return Config.model_validate(content)

@@ -85,7 +85,7 @@ def unpack(packed: Tensors, like: Tensors) -> Tensors:
             index = left.pop(f"{name}#index")
             if index.dtype != torch.int32 or index.ndim != 1 or len(index) > count or known.numel() != count:
                 raise ValueError(f"{name}: no index of its values")
-            if len(index) and not (0 <= int(index.min()) and int(index.max()) < count):
+            if len(index) and not (int(index.min()) >= 0 and int(index.max()) < count):
                 raise ValueError(f"{name}: an index outside of it")
             marks[index.long()] = True
         else:

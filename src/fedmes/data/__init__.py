@@ -44,16 +44,18 @@ class Source:
 
     dataset: Dataset
     stream: Callable[[int], Stream]
+    earlier: tuple[int, ...] = ()  # where data came in parts: how many classes were known before each further one
 
     def normalisation(self, stream: Stream) -> Normalisation | None:
-        """Channel statistics of the training set; None for float data."""
+        """Channel statistics of the training set, without what came later; None for float data."""
         x = self.dataset.x
         if x.dtype != np.uint8:
             return None
         if self.dataset.train_count is not None:
             rows: Ints = np.arange(self.dataset.train_count)
         else:
-            rows = np.unique(np.concatenate([t.train for c in stream.clients for t in c.tasks]))
+            at_first = [client.tasks[: stream.known(k)[0]] for k, client in enumerate(stream.clients)]
+            rows = np.unique(np.concatenate([task.train for tasks in at_first for task in tasks]))
         if self.dataset.source is None:
             statistics = [_statistics(x, rows)]
         else:

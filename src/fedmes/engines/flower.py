@@ -26,6 +26,7 @@ from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
 from fedmes.engines.loop import server_round
 from fedmes.errors import UserError
+from fedmes.experiment import numerics
 from fedmes.functional import Tensors, put
 from fedmes.sites import Answer, Desk
 
@@ -69,7 +70,7 @@ def client_app(open_desk: OpenDesk) -> ClientApp:
         order, tensors = _read(message)
         try:
             config = Config.model_validate(order["config"])
-            with _numerics(config):
+            with numerics(config):
                 name, desk = open_desk(config, order["seed"], dict(context.node_config))
                 done = work(desk, order, tensors)
             facts = {"name": name, **done.facts}
@@ -181,6 +182,16 @@ class FlowerEngine:
                 k = int(facts["client"])
                 self.nodes[k], self.names[k], self.held[s, k] = node, str(facts["name"]), int(facts["version"])
 
+    def anything_to_do(self) -> bool:
+        """Does any site have something left to learn? If none has, they are asked again for a while."""
+        deadline = time.monotonic() + self.config.server.patience
+        while not self.waiting and time.monotonic() < deadline:
+            self._meet()
+            orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
+            self.waiting = any(bool(facts.get("waiting")) for facts, _ in self._exchange(orders).values())
+            time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
+        return self.waiting
+
     # -- messages
 
     def _message(self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors) -> Message:
@@ -283,7 +294,7 @@ class FlowerEngine:
 
     def predictor(self, seed: int, client: int) -> None:
         """A site's model stays at the site."""
-        return None
+        return
 
     def snapshot(self) -> Tensors:
         tensors: Tensors = {"versions": torch.tensor(self.versions)}

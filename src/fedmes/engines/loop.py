@@ -13,7 +13,7 @@ from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors, broken, put
+from fedmes.functional import Tensors, broken, grown, put
 from fedmes.plan import Round
 
 
@@ -157,7 +157,7 @@ class LoopEngine:
     def restore(self, tensors: Tensors) -> None:
         # In the order and in memory of its own: how sums round depends on both, and a file keeps neither.
         def own(part: str, like: Tensors) -> Tensors:
-            return {name: tensors[f"{part}.{name}"].to(self.samples.device, copy=True) for name in like}
+            return {name: grown(tensors[f"{part}.{name}"], fresh) for name, fresh in like.items()}
 
         self.learned = tensors["learned"].tolist()
         for s, row in enumerate(self.clients):
