@@ -341,8 +341,10 @@ def _engine(prepared: Prepared) -> Engine:
     return StackedEngine(*parts, engine.stack, bool(engine.compile))
 
 
-def _through_flower(prepared: Prepared, directory: Path, resume: bool, finish: Callable[[Engine], Result]) -> Result:
-    """The same run with every client on a site of its own, in Flower's simulation."""
+def _through_flower(
+    prepared: Prepared, directory: Path, resume: bool, finish: Callable[[Engine], Result], grid: Any
+) -> Result:
+    """The same run with every client on a site of its own; without a grid, in Flower's simulation."""
     flower, config = flower_engine(), prepared.config
     from fedmes.sites import simulated_desk
 
@@ -352,13 +354,13 @@ def _through_flower(prepared: Prepared, directory: Path, resume: bool, finish: C
     initial = [{name: p.to(dtype_of(config)) for name, p in f.initial.items()} for f in prepared.federations]
     finished: list[Result] = []
 
-    def serve(grid: Any) -> None:
+    def server(grid: Any) -> None:
         finished.append(finish(flower.FlowerEngine(prepared.method, initial, config, grid)))
 
     if grid is not None:
-        serve(grid)
+        server(grid)
     else:
-        flower.simulate(config, partial(simulated_desk, directory), serve)
+        flower.simulate(config, partial(simulated_desk, directory), server)
     return finished[0]
 
 
