@@ -195,6 +195,30 @@ def compare(
         console.print(f"\nresults: {directory}", highlight=False)
 
 
+@app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page")] = Path("report.html"),
+    with_samples: Annotated[
+        bool, typer.Option("--with-samples", help="show the samples in clients' memories: private data")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as CSV")] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
+    from fedmes import report as reporting
+
+    done = reporting.write(directories, out, with_samples, csv, latex, figures)
+    for each in done.left_out:
+        print(f"left out: {each.directory}: {each.reason}", file=sys.stderr)
+    if not quiet:
+        for answer in done.answers:
+            print(answer)
+    print(done.page)
+
+
 @app.command(epilog="Example: fedmes bench --models mlp --json")
 def bench(
     models: Annotated[str, typer.Option(metavar="A,B,...", help="networks to time")] = "mlp,cnn2,cnn6",
