@@ -58,7 +58,7 @@ class Run:
     @property
     def left_out(self) -> int:
         """Updates that were not finite."""
-        return int(self.rounds["left_out"].sum())
+        return self.result.left_out
 
     @property
     def keeps_all_data(self) -> bool:
