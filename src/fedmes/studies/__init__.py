@@ -18,7 +18,7 @@ from fedmes.report.gather import Run
 from fedmes.results import Result, replace_text
 from fedmes.studies import tables, views
 from fedmes.studies.tables import Number, Table
-from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, trials
+from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, wanted
 
 QUICK = "QUICK VERSION, much smaller than the paper's setting and not comparable with its numbers"
 
@@ -34,9 +34,8 @@ class Written:
 
 def reproduce(scope: Scope, execute: Callable[[Config, Path], Result] | None) -> Written:
     """Run what is not there yet (without `execute`: nothing), then write the study's tables and figures."""
-    wanted = trials(scope)
     outcomes: list[Outcome] = []
-    for trial in wanted:
+    for trial in wanted(scope):
         outcome = look(trial)
         if outcome.run is None and execute is not None:
             outcome = _executed(trial, execute)

@@ -66,7 +66,7 @@ PAPER_METHODS = ("fedavg", "ditto", "fedrep", "fedagem", "fedweit", "fedmes")
 DIGITS: dict[str, Any] = {"benchmarks": ("split-digits",), "clients": (10,), "seeds": THREE}
 
 TABLE1 = Study(
-    "Accuracy and forgetting of every method (the paper's Table 1)",
+    "Accuracy and forgetting of every method: the paper's Table 1",
     CROSS_CLASS, (10, 20), FIVE,
     _methods(*PAPER_METHODS, "local", "local-er", "joint"),
     any_method=True,

@@ -58,6 +58,9 @@ def beside_the_paper(runs: Sequence[Run], benchmark: str, clients: int) -> Figur
         rows += [(f"{run.label}-nolip", run.metrics_nolip)] if run.metrics_nolip is not None else []
         rows.append((run.label, run.metrics))
     several = len(runs[0].config.seeds) > 1
+    shifts = {"paper": -0.22, "masked": 0.0, "oblivious": 0.22}
+    if not any(paper.table1(benchmark, clients, label) for label, _ in rows):
+        shifts = {"masked": -0.12, "oblivious": 0.12}
     with canvas.sheet(1, 2, 1.5 + 0.27 * len(rows), sharey=True) as (figure, axes):
         shown = set()
         for ax, (key, title) in zip(axes.flat, (("acc_all", "Acc_ALL"), ("fr", "FR")), strict=True):
@@ -65,7 +68,7 @@ def beside_the_paper(runs: Sequence[Run], benchmark: str, clients: int) -> Figur
                 points = {score: numbers[score][key] for score in TITLES}
                 if printed := paper.table1(benchmark, clients, label):
                     points["paper"] = {"mean": printed[key].mean, "std": printed[key].std}
-                for name, shift in (("paper", -0.22), ("masked", 0.0), ("oblivious", 0.22)):
+                for name, shift in shifts.items():
                     if name in points and points[name]["mean"] is not None:
                         _point(ax, points[name], place + shift, name, name == "paper" or several)
                         shown.add(name)

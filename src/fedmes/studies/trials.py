@@ -102,7 +102,7 @@ class Outcome:
     reason: str = ""
 
 
-def trials(scope: Scope) -> list[Trial]:
+def wanted(scope: Scope) -> list[Trial]:
     """All runs of the study, benchmark by benchmark. Options are read in this order, later ones over earlier ones: the
     benchmark's own, `protocol.toml`, `learning-rates.toml` (both in the folder of all studies), the study's, --set."""
     study = scope.declared()
@@ -207,8 +207,8 @@ def look(trial: Trial) -> Outcome:
         result = results.load(trial.directory)
     except UserError as error:
         return Outcome(trial, None, str(error))
-    there, wanted = flat(result.config), flat(trial.config)
-    for key, value in wanted.items():
+    there = flat(result.config)
+    for key, value in flat(trial.config).items():
         settled = value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
         if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
             return Outcome(trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}")
