@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -56,7 +57,7 @@ def curve(ax: Axes, x: Any, values: Curve, look: Look, label: str, small: bool =
 
 
 def legend(figure: Figure, runs: Sequence[Run], order: Sequence[int]) -> None:
-    """To the right of the panels, in the order of the lines, the best first."""
+    """To the right of the panels or, where names are long, below them."""
     looks = style.looks(runs)
     handles = [
         Line2D([], [], color=style.LIGHT[looks[i].colour], linestyle=style.DASHES[looks[i].dash],
@@ -66,6 +67,7 @@ def legend(figure: Figure, runs: Sequence[Run], order: Sequence[int]) -> None:
     if max(len(run.label) for run in runs) <= 16:
         figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.75)
     else:
+        figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(handles) / 2))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=2.6)
 
 
@@ -91,33 +93,6 @@ def client_ticks(ax: Axes, clients: int, names: Sequence[str] | None) -> None:
         ax.set_xticks(range(clients), names)
     else:
         whole_ticks(ax)
-
-
-def end_labels(ax: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """A name at the right edge for each point (x, y, name), none of them over another."""
-    low, high = ax.get_ylim()
-    gap = (high - low) * 0.05
-    ends = sorted(ends, key=lambda end: end[1])
-    for (x, y, name), at in zip(ends, spread([end[1] for end in ends], gap, low, high), strict=True):
-        ax.annotate(name, (x, y), (1.03, at), textcoords=ax.get_yaxis_transform(), fontsize=7.5, va="center",
-                    annotation_clip=False,
-                    arrowprops={"arrowstyle": "-", "color": "#999999", "linewidth": 0.5, "shrinkB": 3})  # fmt: skip
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places in rising order, `gap` apart at least, as near to the wanted ones as that allows."""
-    blocks: list[list[float]] = []
-
-    def start(block: list[float]) -> float:
-        length = gap * (len(block) - 1)
-        return max(low, min(high - length, sum(block) / len(block) - length / 2))
-
-    for value in wanted:
-        block = [value]
-        while blocks and start(blocks[-1]) + gap * len(blocks[-1]) > start(block):
-            block = blocks.pop() + block
-        blocks.append(block)
-    return [start(block) + gap * place for block in blocks for place in range(len(block))]
 
 
 def number(value: float | None) -> float:

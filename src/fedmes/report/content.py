@@ -79,10 +79,9 @@ def figures(group: Group, names: Sequence[str]) -> list[Json]:
         drawn.append(rounds)
     if sweeps := memory_sweeps(runs):
         drawn.append(_sweep(sweeps))
-    if len({run.config.method for run in runs}) < len(runs):
+    if group.config.tasks > 1:
         drawn.append(_figure("boxes", "boxes", [], "accuracy after a task (Acc_Task)", _scored(lambda score: [
-            {"boxes": [{"run": place, "look": _look(style.method_look(run)),
-                        "five": _list(series.five_numbers(run.result, score))}
+            {"boxes": [{"run": place, "five": _list(series.five_numbers(run.result, score))}
                        for place, run in enumerate(runs)]}])))  # fmt: skip
     return drawn
 

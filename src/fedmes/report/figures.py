@@ -138,19 +138,20 @@ def _against_memory(runs: Sequence[Run], score: str) -> tuple[list[float], Curve
 
 
 def task_boxes(runs: Sequence[Run]) -> Figure:
-    """The spread of Acc_Task over tasks, one box a configuration."""
+    """The spread of Acc_Task over tasks, one box a run, the best on top."""
+    order, looks = canvas.by_score(runs), style.looks(runs)
     with canvas.sheet(1, 2, 0.9 + 0.3 * len(runs), sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
-            for place, run in enumerate(runs):
-                look = style.method_look(run)
-                low, first, middle, third, high = series.five_numbers(run.result, score)
-                ax.hlines(place, low, high, color="#888888", linewidth=0.9)
-                ax.barh(place, third - first, 0.55, first, color=style.LIGHT[look.colour], alpha=0.55, zorder=2)
+            for place, i in enumerate(order):
+                low, first, middle, third, high = series.five_numbers(runs[i].result, score)
+                colour = style.LIGHT[looks[i].colour]
+                ax.hlines([place, place], [low, third], [first, high], color="#888888", linewidth=0.9)
+                ax.barh(place, third - first, 0.55, first, color=colour, alpha=0.55, zorder=2)
                 ax.plot([middle, middle], [place - 0.275, place + 0.275], color=INK, linewidth=1.4, zorder=3)
             ax.set(title=title, xlabel="accuracy after a task (Acc_Task)")
             ax.grid(visible=True, axis="x")
             ax.grid(visible=False, axis="y")
-        axes[0, 0].set_yticks(range(len(runs)), [run.label for run in runs])
+        axes[0, 0].set_yticks(range(len(runs)), [runs[i].label for i in order])
         axes[0, 0].invert_yaxis()
     return figure
 
@@ -177,12 +178,11 @@ def wall_clock(runs: Sequence[Run], score: str = "oblivious") -> Figure:
             points.plot(own, y, marker=marker, markerfacecolor="white", color=colour, linestyle="none")
             points.plot(own + wire, y, marker=marker, color=colour, linestyle="none", label=run.label)
         points.set(
-            xlabel="seconds, from computing alone (left)\nto computing and communication (right)",
+            xlabel="seconds, from computing alone (hollow)\nto computing and communication (filled)",
             ylabel=f"Acc_ALL, {TITLES[score]}",
         )
         points.set_xlim(0, max(sum(time) for time in times) * 1.05 or 1)
-        ends = [(sum(time), y, run.label) for time, y, run in zip(times, heights, runs, strict=True)]
-        canvas.end_labels(points, [end for end in ends if end[1] == end[1]])
+        canvas.legend(figure, runs, canvas.by_score(runs, score))
     return figure
 
 
@@ -244,7 +244,7 @@ def figures_of(group: Group, names: Sequence[str] | None = None) -> dict[str, Fi
     found |= {"over-rounds": over_rounds(runs), "vote": vote_gain(runs)}
     if memory_sweeps(runs):
         found["memory"] = memory_sweep(runs)
-    if len({run.config.method for run in runs}) < len(runs):  # several configurations of one method
+    if group.config.tasks > 1:
         found["boxes"] = task_boxes(runs)
     if leaders := judge(runs, "oblivious").leaders:  # the winner's weakest client
         best = next(run for run in runs if run.label == leaders[0])

@@ -18,7 +18,6 @@ TAG = el(
     "span", el("span", "no task id", class_="oblivious"), el("span", "task id given", class_="masked"), class_="tag"
 )
 
-BANDS = "Bands, for up to 7 runs in colour: one standard deviation over seeds."
 FIGURES = {
     "accuracy": ("Accuracy after each task", "Over all tasks so far; the mean over clients and seeds."),
     "forgetting": (
@@ -54,12 +53,11 @@ FIGURES = {
         "whiskers to the lowest and highest.",
     ),
 }
-WITH_BANDS = ("accuracy", "forgetting", "vote", "rounds", "memory")
-
 TABLE_NOTE = (
-    "bold: the best of a column. Acc_ALL: accuracy over all tasks so far, averaged over time and clients; FR: "
-    "forgetting, how far earlier tasks fall from their best (lower is better); final: after a client's last task. MB: "
-    "sent by all clients of one seed; seconds: the whole run where it was made, all seeds."
+    "bold: the best of a column. Acc_ALL: accuracy over all tasks so far, averaged over time and clients; seed by "
+    "seed: the same as a point, with a stroke for every seed, all rows on one scale; FR: forgetting, how far earlier "
+    "tasks fall from their best (lower is better); final: after a client's last task. MB: sent by all clients of one "
+    "seed; seconds: the whole run where it was made, all seeds."
 )
 
 
@@ -74,7 +72,7 @@ def group_section(
 ) -> Html:
     """`level` is that of the headline; what follows stands one below."""
     parts = (
-        _answer(number, group, verdicts, level),
+        _answer(number, group, verdicts, content["clients"], level),
         notices,
         _table(number, group, rows, level + 1),
         _figures(number, group, content, level + 1),
@@ -90,14 +88,15 @@ def _section(number: int, name: str, heading: Html | str, level: int, *parts: st
     return el("section", head, *parts, id=place, **more)
 
 
-def _answer(number: int, group: Group, verdicts: Mapping[str, Verdict], level: int) -> Html:
+def _answer(number: int, group: Group, verdicts: Mapping[str, Verdict], names: Sequence[str], level: int) -> Html:
     answers = []
     for score, title in BOTH.items():
         verdict = verdicts[score]
         lead = el("p", said(verdict.text), class_="lead" if score == "oblivious" else "also")
         notes = [el("p", said(note), class_="fine") for note in verdict.notes]
         answers.append(el("div", el(f"h{level + 1}", title), lead, *notes))
-    known = [el("div", el("dt", head), el("dd", said(fact))) for head, fact in facts(group.runs, verdicts["oblivious"])]
+    found = facts(group.runs, verdicts["oblivious"], names)
+    known = [el("div", el("dt", head), el("dd", said(fact))) for head, fact in found]
     return join(
         el("p", group.title, class_="eyebrow"),
         el(f"h{level}", said(verdicts["oblivious"].headline), class_="headline", id=f"g{number}-title"),
@@ -140,12 +139,12 @@ def _table(number: int, group: Group, rows: Sequence[Row], level: int) -> Html:
     for name in ("MB up", "MB down", "seconds"):
         button = el("button", name, type="button")
         heads.append(el("th", button, scope="col", class_="num", data_first="ascending"))
-    winners, scale = best(rows), _strip_scale(rows)
+    winners, scales = best(rows), {score: _strip_scale(rows, score) for score in SCORES}
     table = el(
         "table",
         el("caption", f"All results of {group.title}", class_="hidden-text"),
         el("thead", el("tr", *heads)),
-        el("tbody", *(_table_row(group, row, winners, scale) for row in rows)),
+        el("tbody", *(_table_row(group, row, winners, scales) for row in rows)),
         class_="results",
     )
     told = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
@@ -155,7 +154,9 @@ def _table(number: int, group: Group, rows: Sequence[Row], level: int) -> Html:
     )
 
 
-def _table_row(group: Group, row: Row, winners: Mapping[tuple[str, str], str], scale: tuple[float, float]) -> Html:
+def _table_row(
+    group: Group, row: Row, winners: Mapping[tuple[str, str], str], scales: Mapping[str, tuple[float, float]]
+) -> Html:
     run, result = row.run, row.run.result
     more = row.predicts if row.suffix else "keeps all data" if run.keeps_all_data else ""
     cells = [el("th", run.label, el("small", more) if more else Html(), scope="row", data_name=row.label)]
@@ -170,7 +171,7 @@ def _table_row(group: Group, row: Row, winners: Mapping[tuple[str, str], str], s
             sorts[f"data_{score}"] = "" if mean is None else repr(mean)
         cells.append(el("td", *shown, class_="num", **sorts))
         if key == "acc_all":
-            cells.append(el("td", *(_strip(row, score, scale) for score in SCORES), class_="drawn"))
+            cells.append(el("td", *(_strip(row, score, scales[score]) for score in SCORES), class_="drawn"))
     sent = result.communication
     for cost in (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["total"]):
         words = ("", "") if row.suffix else (f"{cost:,.1f}", repr(cost))
@@ -178,9 +179,14 @@ def _table_row(group: Group, row: Row, winners: Mapping[tuple[str, str], str], s
     return el("tr", *cells)
 
 
-def _strip_scale(rows: Sequence[Row]) -> tuple[float, float]:
-    means = [row.value(score, "acc_all")[0] for row in rows for score in SCORES]
-    return (min([mean for mean in means if mean is not None] + [0.95]) // 0.1 * 0.1, 1.0)
+def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
+    """From the lowest to the highest seed of all rows, and at least 0.02."""
+    seeds = [value for row in rows for value in _seeds(row, score)] or [1.0]
+    return min(*seeds, max(seeds) - 0.02), max(seeds)
+
+
+def _seeds(row: Row, score: str) -> list[float]:
+    return [value for value in series.seed_values(row.run.result, score, row.suffix).tolist() if value == value]
 
 
 def _strip(row: Row, score: str, scale: tuple[float, float]) -> Html:
@@ -188,7 +194,7 @@ def _strip(row: Row, score: str, scale: tuple[float, float]) -> Html:
     mean = row.value(score, "acc_all")[0]
     if mean is None:
         return Html()
-    seeds = [value for value in series.seed_values(row.run.result, score, row.suffix) if value == value]
+    seeds = _seeds(row, score)
     low, high = scale
     places = [f"{100 * (value - low) / (high - low):.1f}%" for value in [mean, *seeds[:50]]]
     strokes = [el("line", class_="seed", x1=x, x2=x, y1=4, y2=14) for x in places[1:]] if len(seeds) > 1 else []
@@ -201,9 +207,8 @@ def _figures(number: int, group: Group, content: Mapping[str, Any], level: int) 
     frames = []
     for figure in content["figures"]:
         title, note = FIGURES[figure["id"]]
-        bands = f" {BANDS}" if figure["id"] in WITH_BANDS and len(group.seeds) > 1 else ""
         heading = el(f"h{level + 1}", title, Html() if "any" in figure["panels"] else TAG)
-        caption = el("figcaption", heading, el("p", note.format(mbps=mbps) + bands))
+        caption = el("figcaption", heading, el("p", note.format(mbps=mbps)))
         values = folded("Values as a table", scroll(f"{title}, values, comparison {number + 1}"))
         place = {"id": f"g{number}-figure-{figure['id']}", "data_title": title, "data_level": f"h{level + 2}"}
         plots = join(el("div", class_="legend"), el("div", class_="plots"))
@@ -212,6 +217,8 @@ def _figures(number: int, group: Group, content: Mapping[str, Any], level: int) 
         "Choose who is drawn in colour; the others stay grey in the background. Point at a figure, or go to it with "
         "the tab key and use the arrow keys, to read its values."
     )
+    if len(group.seeds) > 1:
+        told += " Bands are one standard deviation over seeds; more than 7 runs in colour are drawn without them."
     chips = el("div", class_="chips", role="group", aria_label=f"Runs in colour, comparison {number + 1}")
     return _section(number, "figures", "Figures", level, el("p", told, class_="fine"), chips, *frames, class_="figures")
 
@@ -259,7 +266,8 @@ def _differences(number: int, apart: Sequence[tuple[str, list[tuple[str, list[st
     heads = (el("th", name, scope="col") for name in ("option", "value", "runs"))
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *lines), class_="apart")
     told = "Besides the method; a dash means that the option is left to the method."
-    return el("p", told, class_="fine"), scroll(f"Where the runs differ, comparison {number + 1}", table)
+    shown = scroll(f"Where the runs differ, comparison {number + 1}", table)
+    return el("p", told, class_="fine"), shown if len(lines) <= 12 else folded(f"{len(lines)} values", shown)
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> Html:

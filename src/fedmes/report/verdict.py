@@ -80,8 +80,9 @@ def _compare(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
     return Verdict("open", (best.label,), f"{headline}, within the spread over seeds", text)
 
 
-def facts(runs: Sequence[Run], verdict: Verdict) -> list[tuple[str, str]]:
-    """What else a reader wants to know at once, all of it without a task id unless said: (heading, sentence)."""
+def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[tuple[str, str]]:
+    """What else a reader wants to know at once, all of it without a task id unless said: (heading, sentence). `names`
+    are the clients'."""
     found = []
     rates = [(run.metrics["oblivious"]["fr"]["mean"], run) for run in runs if not run.keeps_all_data]
     known = [(rate, run.label) for rate, run in rates if rate is not None]
@@ -93,8 +94,8 @@ def facts(runs: Sequence[Run], verdict: Verdict) -> list[tuple[str, str]]:
         each = series.client_ranges(best.result, "oblivious")[0]
         if len(each) > 1 and not np.isnan(each).all():
             low, high = int(np.nanargmin(each)), int(np.nanargmax(each))
-            text = f"{three(each[low])} for client {low} to {three(each[high])} for client {high}, with {best.label}."
-            found.append(("From client to client", text))
+            lowest, highest = (f"{three(each[k])} for client {names[k]}" for k in (low, high))
+            found.append(("From client to client", f"{lowest} to {highest}, with {best.label}."))
     votes = []
     for run in runs:
         if (alone := run.metrics_nolip) is not None:

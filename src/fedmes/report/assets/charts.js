@@ -211,7 +211,7 @@ const Charts = (() => {
   }
 
   function boxes(box, { title, xLabel, boxes: all, domain }) {
-    const left = Math.min(box.clientWidth * 0.5, 16 + 7 * Math.max(...all.map((b) => b.label.length)));
+    const left = Math.min(box.clientWidth * 0.5, 18 + 7.4 * Math.max(...all.map((b) => b.label.length)));
     const at = frame(box, { title, height: 60 + 30 * all.length, x: domain, y: [all.length, 0], left, xLabel, rows: true });
     all.forEach((b, i) => {
       const y = at.edge.top + (i + 0.5) * ((at.height - at.edge.top - at.edge.bottom) / all.length);

@@ -89,6 +89,7 @@
     const view = section.querySelector(".client");
     const level = section.dataset.level;
     view.classList.toggle("wide", group.tasks > 8);
+    const dense = group.tasks > 14; // numbers without their 0, so that 40 tasks fit
     const className = (label) => group.classes?.[label] ?? String(label);
     const seedOf = () => (seedPick.value === "mean" ? (single ? 0 : null) : Number(seedPick.value));
 
@@ -117,14 +118,17 @@
       const packed = seedPick.value === "mean" ? entry.mean : entry.seeds[Number(seedPick.value)];
       if (!packed) return region("Its accuracy on each task", "Single seeds are left out of this page, which would become too large; report fewer directories to see them.");
       const rows = unpack(packed[score()][k], group.tasks).map((values, t) =>
-        html("tr", {}, html("th", { scope: "row" }, `after ${t + 1}`), ...values.map((value) => {
-          const cell = html("td", value == null ? {} : { class: "cell" }, Charts.three(value));
-          if (value != null) cell.style.setProperty("--value", value);
+        html("tr", {}, html("th", { scope: "row" }, dense ? String(t + 1) : `after ${t + 1}`), ...values.map((value, i) => {
+          const text = Charts.three(value);
+          const cell = html("td", value == null ? {} : { class: "cell" }, dense ? text.replace(/^0\./, ".") : text);
+          if (value == null) return cell;
+          cell.style.setProperty("--value", value);
+          if (dense) cell.title = `task ${i + 1} after task ${t + 1}: ${text}`;
           return cell;
         })));
-      const heads = ["learned", ...Array.from({ length: group.tasks }, (_, i) => `task ${i + 1}`)];
+      const heads = [dense ? "task" : "learned", ...Array.from({ length: group.tasks }, (_, i) => (dense ? String(i + 1) : `task ${i + 1}`))];
       const told = score() === "masked" ? "the task id given" : "no task id";
-      return region("Its accuracy on each task", `After each task learned, with ${told}. Read a column downwards to see a task being forgotten.`, scroll("Accuracy matrix", headed(heads, rows, "heat")));
+      return region("Its accuracy on each task", `After each task learned, with ${told}. Read a column downwards to see a task being forgotten.`, scroll("Accuracy matrix", headed(heads, rows, dense ? "heat dense" : "heat")));
     }
     function memory(entry, k) {
       const title = "Its memory";
