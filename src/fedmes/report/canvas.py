@@ -83,8 +83,8 @@ def blank(axes: Any, used: int) -> None:
         ax.set_visible(False)
 
 
-def whole_ticks(ax: Axes) -> None:
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+def whole_ticks(ax: Axes, most: int = 8) -> None:
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=most, min_n_ticks=1))
 
 
 def client_ticks(ax: Axes, clients: int, names: Sequence[str] | None) -> None:

@@ -101,7 +101,7 @@ def small_multiples(runs: Sequence[Run], score: str = "oblivious", names: Sequen
                 canvas.curve(ax, np.arange(1, len(curve) + 1), plain, look, run.label, small=True)
         for client, ax in enumerate(axes.flat[:clients]):
             ax.set_title(f"client {names[client] if names else client}")
-            canvas.whole_ticks(ax)
+            canvas.whole_ticks(ax, most=4 if runs[0].config.tasks > 12 else 8)
         canvas.blank(axes, clients)
         figure.supxlabel("tasks learned", fontsize=8.5)
         figure.supylabel(f"accuracy, {TITLES[score]}", fontsize=8.5)

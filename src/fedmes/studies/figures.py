@@ -44,8 +44,6 @@ def of_setting(study: str, outcomes: Sequence[Outcome], benchmark: str, clients:
         return {"": memory_sizes(runs, benchmark, clients)}
     if study == "heteromemory":
         return {"": accuracy_of_configurations(runs), "-boxes": report.task_boxes(runs)}
-    if study == "wallclock":
-        return {f"-{score}": report.wall_clock(runs, score) for score in TITLES}
     if study == "questions":
         return {"": answers(outcomes)}
     return {"": learning_rates(runs)}
@@ -126,7 +124,7 @@ def memory_sizes(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
     """Acc_ALL against the size of the memory, with the paper's numbers where it prints any."""
     sizes = {int(series.memory_size(run.result)): run for run in runs}
     printed = {size: found for size in sizes if (found := paper.memory(benchmark, clients, size)) is not None}
-    with canvas.sheet(1, 2, 2.8, sharey=True) as (figure, axes):
+    with canvas.sheet(1, 2, 3.0, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
             for label, look, alone in (("fedmes", Look(0, 0, 0), False), ("network alone", Look(4, 1, 1), True)):
                 cells = [views.metric(run, score, "acc_all", alone) for run in sizes.values()]
@@ -140,15 +138,15 @@ def memory_sizes(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
             ax.set(title=title, xlabel="samples a client may keep")
             ax.set_xlim(left=0)
         axes[0, 0].set_ylabel("Acc_ALL")
-        axes[0, 1].legend(loc="best")
+        handles, labels = axes[0, 1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 
-def wall_clock_settings(settings: Sequence[Sequence[Run]]) -> Figure:
-    """Above: seconds of computing and of communication; below: the accuracy they buy. One bar, one point a run."""
-    runs = [run for members in settings for run in members]
+def wall_clock_settings(runs: Sequence[Run]) -> Figure:
+    """Seconds of computing and of communication, and the accuracy they buy; a row a run."""
     times = [series.wall_clock(run.result, run.rounds) for run in runs]
-    names = [f"{run.label}, {run.config.benchmark.removeprefix('split-')}, {run.config.clients}" for run in runs]
+    names = [f"{run.config.benchmark}, {run.config.clients} clients: {run.label}" for run in runs]
     with canvas.sheet(1, 2, 1.3 + 0.3 * len(runs), sharey=True) as (figure, axes):
         bars, points = axes[0]
         compute, talk = np.array(times).T

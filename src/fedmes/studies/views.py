@@ -372,8 +372,9 @@ def figures(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str, 
 
     found: dict[str, Any] = {}
     settings = {setting: members for setting, members in by_setting(outcomes).items() if there(members)}
-    if study == "wallclock" and settings:
-        found["settings"] = drawn.titled(drawn.wall_clock_settings([there(m) for m in settings.values()]), caption)
+    if study == "wallclock" and settings:  # one figure, to compare settings by
+        runs = [run for members in settings.values() for run in there(members)]
+        return {"settings": drawn.titled(drawn.wall_clock_settings(runs), caption)}
     for (benchmark, number), members in settings.items():
         made = drawn.of_setting(study, members, benchmark, number)
         title = f"{caption}\n{setting_title(members)}"
