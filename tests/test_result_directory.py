@@ -35,7 +35,8 @@ def test_result_json_holds_what_the_contract_names(run_directory):
             assert set(numbers) == {"acc_all", "fr", "acc_final", "fr_final", "acc_task", "fr_task", "acc_client"}
             assert set(numbers["acc_all"]) == {"mean", "std"}
             assert [len(numbers[name]) for name in ("acc_task", "fr_task", "acc_client")] == [2, 2, 3]
-    assert set(content["seconds"]) == {"train", "eval", "compile", "total", "communication_modelled"}
+    timed = {"train", "eval", "compile", "total", "communication_modelled", "slowest_client"}
+    assert set(content["seconds"]) == timed
 
 
 def test_bytes_and_modelled_time_are_counted_from_the_tensors(run_directory):
@@ -73,6 +74,24 @@ def test_rounds_csv_has_a_row_a_seed_task_round_and_client(run_directory):
     assert all(1 < float(row["lambda"]) < 2 and float(row["distance"]) > 0 for row in rows)
     assert all(float(row["rule2"]) == 0 for row in rows if row["task"] == "0")
     assert {row["left_out"] for row in rows} == {"0"}
+
+
+def test_without_rounds_csv_the_result_still_knows_what_a_study_needs(run_directory, tmp_path):
+    """What is kept for a record: three small files."""
+    for name in ("config.toml", "result.json", "accuracy.npz"):
+        (tmp_path / name).write_bytes((run_directory / name).read_bytes())
+    whole, kept = results.load(run_directory), results.load(tmp_path)
+    rows = whole.rounds
+    assert kept.rounds == []
+    for name in ("lambda", "rule2", "distance"):
+        for task, mean in enumerate(kept.by_task[name]):
+            assert mean == pytest.approx(np.mean([float(row[name]) for row in rows if int(row["task"]) == task]))
+    slowest = {}
+    for row in rows:
+        place = row["seed"], row["task"], row["round"]
+        slowest[place] = max(slowest.get(place, 0), float(row["seconds"]))
+    seeds = len({row["seed"] for row in rows})
+    assert kept.seconds["slowest_client"] == pytest.approx(sum(slowest.values()) / seeds, abs=1e-4)
 
 
 def test_split_files_have_the_stated_hash(run_directory):

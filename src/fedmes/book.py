@@ -97,16 +97,38 @@ class Book:
                 "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
             },
-            seconds=self.seconds | {"communication_modelled": self._communication_seconds()},
+            seconds=self.seconds
+            | {"communication_modelled": self._communication_seconds(), "slowest_client": self._slowest_client()},
             memory_share=origin.memory_share,
             rounds=[self._csv(row) for row in self.rows],
             notes=[*origin.notes, *notes],
             peak_memory_bytes=torch.cuda.max_memory_allocated() if self.config.device == "cuda" else None,
+            by_task=self._by_task(),
         )
 
     def _communication_seconds(self) -> float:
         """Down and up follow each other; rounds do, too."""
         return self.slowest_bytes * 8 / (self.config.comm.mbps * 1e6)
+
+    def _slowest_client(self) -> float:
+        """Of one training: rounds follow each other, each as long as its slowest client computes."""
+        longest: dict[tuple[int, int, int], float] = {}
+        for row in self.rows:
+            place = row.seed, row.position, row.index
+            longest[place] = max(longest.get(place, 0.0), row.seconds)
+        return round(sum(longest.values()) / self.shape[0], 6)
+
+    def _by_task(self) -> dict[str, list[float | None]]:
+        """What `rounds.csv` says, in short: the mean over seeds, clients and rounds of each task."""
+        found: dict[str, list[float | None]] = {}
+        for name in ("lambda", "rule2", "distance"):
+            values: list[list[float]] = [[] for _ in range(self.shape[2])]
+            for row in self.rows:
+                if np.isfinite(value := row.report.get(name, np.nan)):
+                    values[row.position].append(value)
+            if any(values):
+                found[name] = [float(np.mean(each)) if each else None for each in values]
+        return found
 
     def _csv(self, row: RoundRow) -> dict[str, Any]:
         config = self.config
