@@ -129,7 +129,7 @@ def test_core50(tmp_path):
     assert len(objects.class_names) == 50
     np.testing.assert_array_equal(50 * objects.session + objects.y, data.y)
     assert (data.x[:, 0, 0, 0] // 10 == data.y // 50 + 1).all()
-    assert "of 164,866 frames" in data.notes[0]
+    assert "165 of 164,866 images" in data.notes[0]
 
 
 def test_a_missing_session(tmp_path):
@@ -210,7 +210,9 @@ def test_a_half_written_cache_is_never_used(tmp_path, monkeypatch):
 
 def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"cifar100 is not in .*cifar-100-python.*`fedmes data fetch cifar100` gets it from https"):
+    with pytest.raises(
+        UserError, match=r"cifar100 is not in .*cifar-100-python.*`fedmes data fetch cifar100` gets it from https"
+    ):
         fedmes.run(benchmark="split-cifar100", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -262,7 +264,7 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert " found " in said["emnist-letters"] and "not found" in said["cifar100"]
     commands.check("emnist-letters", tmp_path)
-    assert "emnist-letters: complete; 26 classes, 26 + 26 images" in capsys.readouterr().out
+    assert "emnist-letters: 52 of 145,600 images; 26 classes, 26 + 26 images" in capsys.readouterr().out
     with pytest.raises(Exit) as status:
         commands.check("miniimagenet", tmp_path)
     assert status.value.exit_code == 1

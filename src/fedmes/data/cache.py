@@ -45,6 +45,11 @@ class Raw:
     notes: tuple[str, ...] = ()
 
 
+def fewer(name: str, found: int, official: int) -> tuple[str, ...]:
+    """A note where images are missing: worth knowing, but no reason to refuse the others."""
+    return () if found >= official else (f"{name}: {found:,} of {official:,} images",)
+
+
 def cached(
     root: Path, name: str, places: Sequence[Path], size: int, options: dict[str, Any], read: Callable[[], Raw]
 ) -> Dataset:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedmes import draws
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
 from fedmes.errors import UserError
 
-SESSIONS, OBJECTS, FRAMES = 11, 50, 164_866
+SESSIONS, OBJECTS = 11, 50
 
 
 def find(root: Path) -> list[Path]:
@@ -43,7 +43,7 @@ def read(folders: list[Path], labels: str = "sessions") -> Raw:
     of_session = np.array([s for _, s, _ in everything])
     of_object = np.array([o for _, _, o in everything])
     pictures = [path for path, _, _ in everything]
-    notes = () if len(pictures) >= FRAMES else (f"core50: {len(pictures):,} of {FRAMES:,} frames",)
+    notes = fewer("core50", len(pictures), 164_866)
     names = [f"o{o + 1}" for o in range(OBJECTS)]
     if labels == "sessions":
         names = [f"s{s + 1}/{name}" for s in range(SESSIONS) for name in names]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
 from fedmes.draws import Ints
 from fedmes.errors import UserError
 
@@ -62,7 +62,8 @@ def read_letters(files: list[Path], **_: str) -> Raw:
     y = np.concatenate([y_train, y_test]) - 1
     if y.min(initial=0) < 0 or y.max(initial=0) > 25 or not len(y_train) or not len(y_test):
         raise UserError(f"{files[1]}: labels are not those of EMNIST Letters")
-    return Raw(_images(files, np.arange(len(y))), y, tuple(SYMBOLS[10:36]), len(y_train), 1)
+    notes = fewer("emnist-letters", len(y), 145_600)
+    return Raw(_images(files, np.arange(len(y))), y, tuple(SYMBOLS[10:36]), len(y_train), 1, notes=notes)
 
 
 def _labels(path: Path) -> Ints:

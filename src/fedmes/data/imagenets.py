@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
 
@@ -61,7 +61,7 @@ def read_mini(places: list[Path], **_: str) -> Raw:
     test = [(path, i) for i, paths in enumerate(rows) for path in paths[cuts[names[i]] :]]
     y = np.array([i for _, i in train + test])
     return Raw(
-        [path for path, _ in train + test], y, tuple(names), len(train), 3, notes=_short("miniimagenet", y, 60_000)
+        [path for path, _ in train + test], y, tuple(names), len(train), 3, notes=fewer("miniimagenet", len(y), 60_000)
     )
 
 
@@ -83,7 +83,7 @@ def _mini_from_pickles(files: list[Path]) -> Raw:
     test = [(row, i) for i, name in enumerate(names) for row in rows_of[name][cuts[i] :]]
     x = np.concatenate(images)[[row for row, _ in train + test]]
     y = np.array([i for _, i in train + test])
-    return Raw(x, y, tuple(names), len(train), 3, notes=_short("miniimagenet", y, 60_000))
+    return Raw(x, y, tuple(names), len(train), 3, notes=fewer("miniimagenet", len(y), 60_000))
 
 
 def find_tiny(root: Path) -> list[Path]:
@@ -108,7 +108,7 @@ def read_tiny(places: list[Path], **_: str) -> Raw:
         raise UserError(f"{annotations}: names no pictures; fetch or copy it again")
     y = np.array([number[path.parents[1].name] for path in train] + [i for _, i in test])
     return Raw(
-        train + [path for path, _ in test], y, tuple(names), len(train), 3, notes=_short("tinyimagenet", y, 110_000)
+        train + [path for path, _ in test], y, tuple(names), len(train), 3, notes=fewer("tinyimagenet", len(y), 110_000)
     )
 
 
@@ -116,7 +116,3 @@ def _cut(count: int, name: str, where: Path) -> int:
     if count < 2:
         raise UserError(f"{where}: class {name} has {count} images; two are needed")
     return min(count - 1, max(1, count * 5 // 6))
-
-
-def _short(name: str, y: np.ndarray, official: int) -> tuple[str, ...]:
-    return () if len(y) >= official else (f"{name}: {len(y):,} of {official:,} images",)
