@@ -14,7 +14,6 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from fedmes.draws import Ints
 from fedmes.errors import UserError
 
 VERSION = 2
-BLOCK = 1024  # images that are decoded together
+BLOCK = 256  # images that are decoded and written together
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,8 @@ def _open(folder: Path) -> Dataset:
     about = json.loads((folder / "about.json").read_text())
     with np.load(folder / "labels.npz", allow_pickle=False) as labels:
         y, session = labels["y"], labels["session"] if "session" in labels.files else None
-    x = np.load(folder / "x.npy", mmap_mode="r", allow_pickle=False)
+    # Copy on write: torch takes no array that cannot be written to, and nothing that is written reaches the file.
+    x = np.load(folder / "x.npy", mmap_mode="c", allow_pickle=False)
     names, notes = tuple(about["class_names"]), tuple(about["notes"])
     mean, std = (tuple(map(tuple, about["statistics"][name])) for name in ("mean", "std"))
     found = Normalisation(mean, std)
@@ -143,14 +143,10 @@ def _decoded(raw: Raw, size: int, report: Callable[[int, int], None]) -> Iterato
     """Pixels in blocks, resized where images have another size."""
     images, total = raw.images, len(raw.y)
     as_they_are = isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for start in range(0, total, BLOCK):
-            block = images[start : start + BLOCK]
-            if as_they_are:
-                yield block  # type: ignore[misc]
-            else:
-                yield np.stack(list(pool.map(lambda image: _pixels(image, size, raw.channels), block)))
-            report(min(start + BLOCK, total), total)
+    for start in range(0, total, BLOCK):
+        block = images[start : start + BLOCK]
+        yield block if as_they_are else np.stack([_pixels(image, size, raw.channels) for image in block])  # type: ignore[misc]
+        report(min(start + BLOCK, total), total)
 
 
 def _pixels(image: NDArray[np.uint8] | Path, size: int, channels: int) -> NDArray[np.uint8]:
