@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def cached(
     if folder.is_dir():
         try:
             return _open(folder)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # damaged since: made anew
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # damaged since: made anew
             shutil.rmtree(folder, ignore_errors=True)
     raw = read()
     with bar(f"decoding {name}, once") as report:
@@ -66,8 +66,9 @@ def cached(
             folder.parent.mkdir(exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
         except OSError:  # a place where nothing can be written: every start decodes anew
-            data = _dataset(np.concatenate(list(_decoded(raw, size, report))), raw)
-            return replace(data, statistics=statistics(data.x[: raw.train_count]))
+            x = np.concatenate(list(_decoded(raw, size, report)))
+            found = statistics(x[: raw.train_count])
+            return Dataset(x, raw.y, raw.class_names, raw.train_count, None, raw.session, raw.notes, found)
         try:
             _write(part, raw, size, report)
             os.replace(part, folder)
@@ -127,10 +128,6 @@ def _open(folder: Path) -> Dataset:
     mean, std = (tuple(map(tuple, about["statistics"][name])) for name in ("mean", "std"))
     found = Normalisation(mean, std)
     return Dataset(x, y, names, about["train_count"], session=session, notes=notes, statistics=found)
-
-
-def _dataset(x: NDArray[np.uint8], raw: Raw) -> Dataset:
-    return Dataset(x, raw.y, raw.class_names, raw.train_count, session=raw.session, notes=raw.notes)
 
 
 def _unwritable(folder: Path, shape: tuple[int, ...], error: OSError) -> str:
