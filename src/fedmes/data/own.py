@@ -50,6 +50,20 @@ def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lo
     return Source(table.dataset, stream)
 
 
+def read_site(path: Path, image_size: int | None) -> Table:
+    """One client's own data: folders as TASK/train|test/CLASS/*, or a file in which it is the only client."""
+    if path.is_dir():
+        table = read_folders(path, image_size, [path])
+    elif path.is_file():
+        table = read_npz(path)
+    else:
+        raise UserError(f"data: there is no file or folder {path}")
+    if len(table.client_names) > 1:
+        raise UserError(f"{path}: the data of {len(table.client_names)} clients; a site has its own only")
+    _deal(table, 0, path)
+    return table
+
+
 def _deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
     y = table.dataset.y
     clients = []
@@ -173,9 +187,9 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 # --- folders -------------------------------------------------------------------------------------------------------
 
 
-def read_folders(root: Path, size: int | None) -> Table:
+def read_folders(root: Path, size: int | None, clients: list[Path] | None = None) -> Table:
     files = []  # (client, task, train or test, class, image)
-    for client in _folders(root, "CLIENT"):
+    for client in clients or _folders(root, "CLIENT"):
         for task in _folders(client, "TASK"):
             parts = _folders(task, "train")
             if strange := [part.name for part in parts if part.name not in ("train", "test")]:
