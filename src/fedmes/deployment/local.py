@@ -106,7 +106,7 @@ class Federation:
         if self._own_app:
             (self.app / "pyproject.toml").write_text(APP)
         self._tls = make_server(self.folder / "tls")
-        self._port, *self._site_ports = _free_ports(1 + len(self.sites))
+        self._port, *self._site_ports = free_ports(1 + len(self.sites))
         home = self.folder / "home" / "operator"
         home.mkdir()
         (home / "config.toml").write_text(
@@ -122,7 +122,7 @@ class Federation:
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again with the database it had, and wait until it answers."""
         command = [
-            _script("flower-superlink"),
+            script("flower-superlink"),
             "--host", "127.0.0.1", "--port", str(self._port),
             "--ssl-ca-certfile", str(self._tls.authority),
             "--ssl-certfile", str(self._tls.certificate),
@@ -141,7 +141,7 @@ class Federation:
         arguments = site.supernode_arguments(
             self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority, self._site_ports[k]
         )
-        self._keep(f"site{k}", [_script("flower-supernode"), *arguments], restart=True)
+        self._keep(f"site{k}", [script("flower-supernode"), *arguments], restart=True)
 
     def submit(self, **run_config: str | int | float | bool) -> None:
         """Begin a run of the app with these values in its run configuration."""
@@ -202,14 +202,14 @@ class Federation:
     def _keep(self, name: str, command: Sequence[str], restart: bool) -> None:
         home = self.folder / "home" / name
         home.mkdir(exist_ok=True)
-        self.supervisor.keep(name, command, self.log / f"{name}.log", _environment(home), restart)
+        self.supervisor.keep(name, command, self.log / f"{name}.log", environment(home), restart)
 
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
         log = self.log / f"{name}.log"
         log.write_bytes(b"")
-        environment = _environment(self.folder / "home" / "operator")
         command = [sys.executable, "-c", FLWR, json.dumps(commands)]
-        self.supervisor.keep(name, command, log, environment, restart=False)
+        home = self.folder / "home" / "operator"
+        self.supervisor.keep(name, command, log, environment(home), restart=False)
 
     def _register(self) -> None:
         keys = [str(path / "key.pub") for path in self.sites]
@@ -223,20 +223,20 @@ class Federation:
         return FederationError(f"{what}; the last lines of {self.log / name}.log:\n{_tail(self.log / f'{name}.log')}")
 
 
-def _environment(home: Path) -> Mapping[str, str]:
+def environment(home: Path) -> Mapping[str, str]:
     scripts = sysconfig.get_path("scripts")  # Flower starts its parts by name
     path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
     return {**os.environ, **SETTINGS, "FLWR_HOME": str(home), "PATH": path}
 
 
-def _script(name: str) -> str:
+def script(name: str) -> str:
     found = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if found is None:
         raise FederationError(f"the command {name} is not there, though Flower is installed")
     return found
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

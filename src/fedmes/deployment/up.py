@@ -33,7 +33,7 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
     results.claim(directory, config, experiment.versions())
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
-    with checkpoint.locked(folder), _ended_by_signals(directory):
+    with checkpoint.locked(folder), ended_by_signals(directory):
         sites = _sites(prepared, directory / "sites")
         progress = _Tail(directory / "progress.jsonl", config, on_progress)
         with Federation(folder, sites) as federation:
@@ -85,7 +85,7 @@ class _Tail:
 
 
 @contextmanager
-def _ended_by_signals(directory: Path) -> Iterator[None]:
+def ended_by_signals(directory: Path) -> Iterator[None]:
     """Ctrl-C, SIGTERM and a closed terminal end a run in order. While it is being taken down they change nothing."""
     stopping = False
 
@@ -95,8 +95,9 @@ def _ended_by_signals(directory: Path) -> Iterator[None]:
             stopping = True
             raise Stopped(f"stopped; the same command with --out {directory} goes on")
 
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in ends}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:
