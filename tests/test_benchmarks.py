@@ -68,13 +68,13 @@ SHA256 = {
 
 
 def labels_only(name, objects=False):
-    """A data set of the official counts, with pictures of no pixels."""
+    """A data set of the official counts, with pictures of one pixel."""
     classes, train, test = COUNTS[name]
     y = np.concatenate([np.repeat(np.arange(classes), train), np.repeat(np.arange(classes), test)])
     names = tuple(map(str, range(50 if objects else classes)))
     session = y // 50 if objects else None
     y = y % 50 if objects else y
-    return Dataset(np.zeros((len(y), 0, 0, 1), np.uint8), y, names, classes * train, session=session)
+    return Dataset(np.zeros((len(y), 1, 1, 1), np.uint8), y, names, classes * train, session=session)
 
 
 @cache

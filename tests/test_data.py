@@ -4,6 +4,9 @@ import gzip
 import os
 import pickle
 import struct
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +70,38 @@ def test_cifar100(tmp_path):
     assert data.class_names[7] == "c7"
 
 
+def python2_pickle(value):
+    """As Python 2 wrote the official files: texts are byte strings, also inside of arrays."""
+    if isinstance(value, bytes):
+        return b"T" + struct.pack("<i", len(value)) + value
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    if isinstance(value, list):
+        return b"](" + b"".join(map(python2_pickle, value)) + b"e"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(python2_pickle(part) for item in value.items() for part in item) + b"u"
+    empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
+    dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    shape = b"(" + b"".join(map(python2_pickle, value.shape)) + b"t"
+    return empty + b"(K\x01" + shape + dtype + b"\x89" + python2_pickle(value.tobytes()) + b"tb"
+
+
+def test_cifar100_as_it_is_published(tmp_path):
+    made = cifar(tmp_path)
+    folder = tmp_path / "cifar-100-python"
+    for part, count in (("train", 3), ("test", 1)):
+        y = np.repeat(np.arange(100), count).tolist()
+        x = made[part].reshape(len(y), -1)
+        content = {b"filenames": [b"a_s_1.png"] * len(y), b"batch_label": b"only one", b"fine_labels": y, b"data": x}
+        (folder / part).write_bytes(b"\x80\x02" + python2_pickle(content) + b".")
+    names = [f"c{i}".encode() for i in range(100)]
+    (folder / "meta").write_bytes(b"\x80\x02" + python2_pickle({b"fine_label_names": names}) + b".")
+    data = catalog.load("cifar100", root=tmp_path)
+    np.testing.assert_array_equal(data.x[:300].transpose(0, 3, 1, 2), made["train"])
+    np.testing.assert_array_equal(data.y[300:], np.arange(100))
+    assert (data.class_names[7], data.notes) == ("c7", ("cifar100: 400 of 60,000 images",))
+
+
 def test_a_pickle_runs_nothing(tmp_path):
     cifar(tmp_path)
 
@@ -114,9 +149,13 @@ def test_letters(tmp_path):
 def test_a_truncated_archive(tmp_path):
     emnist(tmp_path, "letters", np.arange(1, 27))
     path = tmp_path / "gzip/emnist-letters-test-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(UserError, match=r"test-images-idx3-ubyte.gz: truncated or damaged .* fetch it again"):
-        catalog.load("emnist-letters", root=tmp_path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-200], gzip.compress(gzip.decompress(whole)[:-1]), b"", b"no gzip"):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"test-images-idx3-ubyte.gz: truncated or damaged .* fetch it again"):
+            catalog.load("emnist-letters", root=tmp_path)
+    path.write_bytes(whole)
+    assert len(catalog.load("emnist-letters", root=tmp_path).y) == 52
 
 
 def test_core50(tmp_path):
@@ -128,13 +167,18 @@ def test_core50(tmp_path):
     assert len(objects.class_names) == 50
     np.testing.assert_array_equal(50 * objects.session + objects.y, data.y)
     assert (data.x[:, 0, 0, 0] // 10 == data.y // 50 + 1).all()
-    assert "of 164,866 frames" in data.notes[0]
+    assert "165 of 164,866 images" in data.notes[0]
 
 
 def test_a_missing_session(tmp_path):
     core50(tmp_path, sessions=10)
-    with pytest.raises(UserError, match="s11 of 11 session folders are missing"):
+    with pytest.raises(UserError, match="s11 of 11 session folders are missing or empty; unpack it again"):
         catalog.load("core50", root=tmp_path)
+    (tmp_path / "core50_128x128/s11/o1").mkdir(parents=True)
+    with pytest.raises(UserError, match="s11 of 11 session folders are missing or empty; unpack it again"):
+        catalog.load("core50", root=tmp_path)
+    core50(tmp_path)
+    assert len(catalog.load("core50", root=tmp_path).y) == 165
 
 
 @pytest.mark.parametrize("layout", ["folders", "pickles", "lists"])
@@ -158,7 +202,7 @@ def test_miniimagenet(tmp_path, layout):
                     picture(folder / "images" / f"{name}{i}.png", int(name[1:]) * 10 + i)
             lines = [f"{name}{i}.png,{name}" for name in own for i in range(6)]
             (folder / f"{part}.csv").write_text("filename,label\n" + "\n".join(lines) + "\n")
-    data = catalog.load("miniimagenet", root=tmp_path)
+    data = catalog.load("miniimagenet", root=tmp_path, image_size=8)
     assert (data.class_names, data.train_count, data.x.shape) == (tuple(names), 30, (36, 8, 8, 3))
     expected = [10 * c + i for c in range(6) for i in range(5)] + [10 * c + 5 for c in range(6)]
     assert data.x[:, 0, 0, 0].tolist() == expected
@@ -175,43 +219,117 @@ def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
     data = catalog.load("tinyimagenet", root=tmp_path, image_size=4)
     assert (data.y.tolist(), data.train_count, data.x.shape[1:]) == ([0, 0, 0, 1, 1, 1, 0, 1], 6, (4, 4, 3))
     broken = root / "train/n2/images/n2_1.JPEG"
-    broken.write_bytes(broken.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"n2_1.JPEG: not a picture"):
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:100])
+    with pytest.raises(UserError, match=r"n2_1.JPEG: not a picture .*; fetch or copy it again"):
         catalog.load("tinyimagenet", root=tmp_path, image_size=4)
+    assert len(list((tmp_path / ".fedmes-cache").iterdir())) == 1  # that of before
+    broken.write_bytes(whole)
+    np.testing.assert_array_equal(catalog.load("tinyimagenet", root=tmp_path, image_size=4).x, data.x)
+    (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn3\n")
+    with pytest.raises(UserError, match=r"val_annotations.txt: class n3 has no training images"):
+        catalog.load("tinyimagenet", root=tmp_path)
 
 
 def test_the_cache_is_used_and_follows_the_files(tmp_path, monkeypatch):
     cifar(tmp_path)
     first = catalog.load("cifar100", root=tmp_path)
     entry = catalog.CATALOG["cifar100"]
-    monkeypatch.setitem(catalog.CATALOG, "cifar100", catalog.Entry(entry.summary, entry.find, None, "", ""))
+    monkeypatch.setitem(catalog.CATALOG, "cifar100", replace(entry, read=None))
     again = catalog.load("cifar100", root=tmp_path)  # nothing is read
     np.testing.assert_array_equal(again.x, first.x)
     assert isinstance(again.x, np.memmap)
-    assert not again.x.flags.writeable
+    again.x[0] = 0  # in memory only
+    np.testing.assert_array_equal(catalog.load("cifar100", root=tmp_path).x, first.x)
     os.utime(tmp_path / "cifar-100-python/train", (1, 1))
     with pytest.raises(TypeError):  # another file, another cache
         catalog.load("cifar100", root=tmp_path)
 
 
-def test_a_half_written_cache_is_never_used(tmp_path, monkeypatch):
+def test_statistics_are_kept(tmp_path, monkeypatch):
+    cifar(tmp_path)
+    data = catalog.load("cifar100", root=tmp_path)
+    pixels = np.array(data.x[:300], np.float64).reshape(-1, 3) / 255
+    monkeypatch.setattr("fedmes.data.statistics", None)  # nothing is computed again
+    kept = Source(catalog.load("cifar100", root=tmp_path), None).normalisation(None)
+    np.testing.assert_allclose(kept.mean, [pixels.mean(0)], rtol=1e-12)
+    np.testing.assert_allclose(kept.std, [pixels.std(0)], rtol=1e-9)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, the disk that is always full")
+@pytest.mark.parametrize("file", ["x.npy", "labels.npz", "about.json"])
+def test_no_space_is_left(tmp_path, monkeypatch, file):
     cifar(tmp_path)
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def folder_on_a_full_disk(prefix, dir):
+        made = Path(dir) / f"{prefix}x"
+        made.mkdir()
+        (made / file).symlink_to("/dev/full")
+        return str(made)
 
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="no space is left"):
-        patch.setattr(cache.os, "fsync", full)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UserError, match="no space is left for the decoded images, 1 MB"),
+    ):
+        patch.setattr(cache.tempfile, "mkdtemp", folder_on_a_full_disk)
         catalog.load("cifar100", root=tmp_path)
     assert list((tmp_path / ".fedmes-cache").iterdir()) == []
     assert len(catalog.load("cifar100", root=tmp_path).y) == 400
 
 
+def test_a_cache_that_was_not_finished_is_never_used(tmp_path):
+    """The process dies with everything written but the name."""
+    made = cifar(tmp_path)
+    dying = (
+        "import os, pathlib, sys; from fedmes.data import cache, catalog; cache.os.replace = lambda *_: os._exit(9); "
+        "catalog.load('cifar100', root=pathlib.Path(sys.argv[1]))"
+    )
+    assert subprocess.run([sys.executable, "-c", dying, str(tmp_path)]).returncode == 9
+    (left,) = (tmp_path / ".fedmes-cache").iterdir()
+    assert (left / "x.npy").stat().st_size > 1_000_000
+    (left / "x.npy").write_bytes(b"")
+    np.testing.assert_array_equal(catalog.load("cifar100", root=tmp_path).x[:300].transpose(0, 3, 1, 2), made["train"])
+
+
+@pytest.mark.parametrize("file", ["x.npy", "labels.npz", "about.json"])
+@pytest.mark.parametrize("length", [None, 0, 200])
+def test_a_cache_that_was_damaged_is_made_anew(tmp_path, file, length):
+    cifar(tmp_path)
+    first = np.array(catalog.load("cifar100", root=tmp_path).x)
+    (folder,) = (tmp_path / ".fedmes-cache").iterdir()
+    if length is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_bytes((folder / file).read_bytes()[:length])
+    np.testing.assert_array_equal(catalog.load("cifar100", root=tmp_path).x, first)
+    assert (folder / file).stat().st_size > 200
+    assert len(list((tmp_path / ".fedmes-cache").iterdir())) == 1
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    made = cifar(tmp_path)
+    (tmp_path / ".fedmes-cache").write_text("in the way")
+    data = catalog.load("cifar100", root=tmp_path)
+    np.testing.assert_array_equal(data.x[:300].transpose(0, 3, 1, 2), made["train"])
+    assert data.statistics is not None
+
+
 def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"cifar100 is not in .*cifar-100-python.*unpack https://www.cs.toronto.edu"):
+    with pytest.raises(
+        UserError, match=r"cifar100 is not in .*cifar-100-python.*`fedmes data fetch cifar100` gets it from https"
+    ):
         fedmes.run(benchmark="split-cifar100", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_too_few_classes(tmp_path, monkeypatch):
+    for name in ("n1", "n2"):
+        for i in range(2):
+            picture(tmp_path / "mini-imagenet" / name / f"{i}.png", i)
+    monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
+    with pytest.raises(UserError, match="split-miniimagenet has 10 tasks, but the data that was found has 2 classes"):
+        fedmes.run(benchmark="split-miniimagenet", out=tmp_path / "out")
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -261,11 +379,11 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert " found " in said["emnist-letters"] and "not found" in said["cifar100"]
     commands.check("emnist-letters", tmp_path)
-    assert "emnist-letters: complete: 26 classes, 26 + 26 images" in capsys.readouterr().out
+    assert "emnist-letters: 52 of 145,600 images; 26 classes, 26 + 26 images" in capsys.readouterr().out
     with pytest.raises(Exit) as status:
         commands.check("miniimagenet", tmp_path)
     assert status.value.exit_code == 1
-    assert "there is no official download" in " ".join(capsys.readouterr().out.split())
+    assert "there is no official download" in capsys.readouterr().out
     with pytest.raises(UserError, match="did you mean 'cifar100'"):
         commands.check("cifar10", tmp_path)
 

@@ -20,8 +20,8 @@ class Seen(products.LongProducts):
 def compiled(function, *arguments):
     torch._dynamo.reset()
     found = Seen()
-    with inductor.patch(fx_graph_cache=False):
-        result = torch.compile(function, fullgraph=True, options={"post_grad_custom_post_pass": found})(*arguments)
+    with inductor.patch(fx_graph_cache=False, post_grad_custom_post_pass=found):
+        result = torch.compile(function, fullgraph=True)(*arguments)
     return result, found.inner
 
 

@@ -35,7 +35,8 @@ def test_result_json_holds_what_the_contract_names(run_directory):
             assert set(numbers) == {"acc_all", "fr", "acc_final", "fr_final", "acc_task", "fr_task", "acc_client"}
             assert set(numbers["acc_all"]) == {"mean", "std"}
             assert [len(numbers[name]) for name in ("acc_task", "fr_task", "acc_client")] == [2, 2, 3]
-    assert set(content["seconds"]) == {"train", "eval", "compile", "total", "communication_modelled"}
+    timed = {"train", "eval", "compile", "total", "communication_modelled", "slowest_client"}
+    assert set(content["seconds"]) == timed
 
 
 def test_bytes_and_modelled_time_are_counted_from_the_tensors(run_directory):
@@ -75,6 +76,24 @@ def test_rounds_csv_has_a_row_a_seed_task_round_and_client(run_directory):
     assert {row["left_out"] for row in rows} == {"0"}
 
 
+def test_without_rounds_csv_the_result_still_knows_what_a_study_needs(run_directory, tmp_path):
+    """What is kept for a record: three small files."""
+    for name in ("config.toml", "result.json", "accuracy.npz"):
+        (tmp_path / name).write_bytes((run_directory / name).read_bytes())
+    whole, kept = results.load(run_directory), results.load(tmp_path)
+    rows = whole.rounds
+    assert kept.rounds == []
+    for name in ("lambda", "rule2", "distance"):
+        for task, mean in enumerate(kept.by_task[name]):
+            assert mean == pytest.approx(np.mean([float(row[name]) for row in rows if int(row["task"]) == task]))
+    slowest = {}
+    for row in rows:
+        place = row["seed"], row["task"], row["round"]
+        slowest[place] = max(slowest.get(place, 0), float(row["seconds"]))
+    seeds = len({row["seed"] for row in rows})
+    assert kept.seconds["slowest_client"] == pytest.approx(sum(slowest.values()) / seeds, abs=1e-4)
+
+
 def test_split_files_have_the_stated_hash(run_directory):
     content = json.loads((run_directory / "result.json").read_text())
     hashes = [hashlib.sha256((run_directory / f"seed{s}/split.json").read_bytes()).hexdigest() for s in (0, 3)]
@@ -111,7 +130,7 @@ def test_the_stored_configuration_runs_again_with_the_same_bytes(run_directory, 
         for name in one.files:
             np.testing.assert_array_equal(one[name], two[name])
     files = sorted(p.relative_to(run_directory) for p in run_directory.rglob("*.safetensors"))
-    assert len(files) == 2 * (2 + 3)
+    assert len(files) == 2 * (2 + 3) + 1  # the state that extend goes on from
     for file in files:
         assert (run_directory / file).read_bytes() == (again / file).read_bytes()
 

@@ -78,7 +78,9 @@ def test_killed_at_random_moments(engine, method, tmp_path):
     (accuracy, weights), (want_accuracy, want_weights) = files(out), files(whole)
     assert accuracy == want_accuracy
     assert [name for name in want_weights if weights.get(name) != want_weights[name]] == []
-    assert not (out / "checkpoint").exists()
+    assert {path.stem for path in (out / "checkpoint").iterdir()} == {
+        path.stem for path in (whole / "checkpoint").iterdir()
+    }
 
 
 class Enough(Exception):

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmes.experiment import run
+    from fedmes.experiment import extend, run
     from fedmes.results import Result
 
 __version__ = "0.1.0"
-__all__ = ["Result", "UserError", "__version__", "run"]
+__all__ = ["Result", "UserError", "__version__", "extend", "run"]
 
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import; `fedmes --help` should not wait for it
-    if name == "run":
-        from fedmes.experiment import run
+    if name in ("run", "extend"):
+        from fedmes import experiment
 
-        return run
+        return getattr(experiment, name)
     if name == "Result":
         from fedmes.results import Result
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedmes import streams
-from fedmes.data import Dataset, Source
+from fedmes.data import Dataset, Source, joined, statistics
 from fedmes.errors import UserError
 from fedmes.streams import Stream
 
@@ -102,6 +102,8 @@ def open_benchmark(config: Config) -> Source:
     if config.tasks > most:
         raise UserError(f"tasks: {config.benchmark} has {most} tasks, {config.tasks} were asked for")
     dataset = _load(config, benchmark)
+    if (classes := len(dataset.class_names)) < most:
+        raise UserError(f"{config.benchmark} has {most} tasks, but the data that was found has {classes} classes")
     return Source(dataset, dealer(config, dataset, most))
 
 
@@ -174,4 +176,5 @@ def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
         sum(end for end in ends if end is not None),
         source=np.concatenate([np.full(len(part.y[rows]), i) for i, (part, rows) in zip(place, halves, strict=True)]),
         notes=tuple(note for part in parts for note in part.notes),
+        statistics=joined(part.statistics or statistics(part.x[: part.train_count]) for part in parts),
     )

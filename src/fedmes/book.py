@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedmes.config import Config
 from fedmes.engines import RoundRow, Score
-from fedmes.federation import Federation
-from fedmes.functional import Tensors, pick, put
+from fedmes.functional import Tensors, grown, pick, put
 from fedmes.results import Result
-
-if TYPE_CHECKING:
-    from fedmes.experiment import Prepared
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,7 @@ class Progress:
     """Where a run stands after a round."""
 
     rounds_done: int
-    rounds_total: int
+    rounds_total: int | None  # None: as many as it takes
     task: int  # the furthest position any client works on, from 1
     tasks: int
     round: int  # within the task, from 1
@@ -35,15 +31,24 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What is known of the data; of real sites' data, nothing."""
+
+    split_sha256: str | None = None
+    memory_share: float | None = None  # of the training samples met, how many the memory holds at the end
+    notes: tuple[str, ...] = ()
+
+
 class Book:
     """What is written down while a run goes on."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.prepared = prepared
-        config = prepared.config
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
         self.accuracy: dict[str, np.ndarray] = {}
         self.rows: list[RoundRow] = []
+        self.latest: list[RoundRow] = []
         self.slowest_bytes = 0  # over all rounds of the first seed
         self.seconds = {"train": 0.0, "eval": 0.0, "compile": 0.0, "total": 0.0}
 
@@ -54,13 +59,15 @@ class Book:
         return put("book", arrays), {"rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes}
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
-        self.accuracy = {name: t.numpy() for name, t in pick(tensors, "book").items()}
+        nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
+        self.accuracy = {name: grown(t, nothing).numpy() for name, t in pick(tensors, "book").items()}
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.seconds = dict(about["seconds"])
         self.slowest_bytes = int(about["slowest_bytes"])
 
     def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
         self.rows += rows
+        self.latest = rows or self.latest
         # Links work in parallel, so a round takes as long as its slowest client.
         self.slowest_bytes += max((row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0)
         for score in scores:
@@ -71,46 +78,60 @@ class Book:
                     row = table[score.seed, score.client, score.position]
                     row[: len(values)] = [value[column] for value in values]
 
-    def progress(self, g: int, total: int) -> Progress:
-        rounds = self.prepared.config.rounds
+    def progress(self, done: int, total: int | None) -> Progress:
         accuracy = None
         if "acc" in self.accuracy:
             table = self.accuracy["acc"]
             learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
             accuracy = float(np.nanmean(table[:, :, learned[-1]]))
-        task = max(plan.task_at(g) for f in self.prepared.federations for plan in f.plans) + 1
-        return Progress(g + 1, total, task, self.shape[2], g % rounds + 1, rounds, accuracy)
+        furthest = max(((row.position, row.index) for row in self.latest), default=(0, 0))
+        return Progress(done, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds, accuracy)
 
-    def result(self, notes: list[str]) -> Result:
-        prepared = self.prepared
-        config, federations = prepared.config, prepared.federations
-        hashes = [f.stream.sha256() for f in federations]
+    def result(self, parameters: int, notes: list[str], origin: Origin) -> Result:
         return Result(
-            config=config,
-            # several seeds have several split files: then the hash of their hashes
-            split_sha256=hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest(),
-            parameters=prepared.method.net.parameter_count,
+            config=self.config,
+            split_sha256=origin.split_sha256,
+            parameters=parameters,
             accuracy=self.accuracy,
             communication={
                 "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
             },
-            seconds=self.seconds | {"communication_modelled": self._communication_seconds()},
-            memory_share=_memory_share(federations),
+            seconds=self.seconds
+            | {"communication_modelled": self._communication_seconds(), "slowest_client": self._slowest_client()},
+            memory_share=origin.memory_share,
             rounds=[self._csv(row) for row in self.rows],
-            notes=[
-                *prepared.source.dataset.notes,
-                *sorted({n for f in federations for n in f.stream.notes} | set(notes)),
-            ],
-            peak_memory_bytes=torch.cuda.max_memory_allocated() if config.device == "cuda" else None,
+            notes=[*origin.notes, *notes],
+            peak_memory_bytes=torch.cuda.max_memory_allocated() if self.config.device == "cuda" else None,
+            by_task=self._by_task(),
         )
 
     def _communication_seconds(self) -> float:
         """Down and up follow each other; rounds do, too."""
-        return self.slowest_bytes * 8 / (self.prepared.config.comm.mbps * 1e6)
+        return self.slowest_bytes * 8 / (self.config.comm.mbps * 1e6)
+
+    def _slowest_client(self) -> float:
+        """Of one training: rounds follow each other, each as long as its slowest client computes."""
+        longest: dict[tuple[int, int, int], float] = {}
+        for row in self.rows:
+            place = row.seed, row.position, row.index
+            longest[place] = max(longest.get(place, 0.0), row.seconds)
+        return round(sum(longest.values()) / self.shape[0], 6)
+
+    def _by_task(self) -> dict[str, list[float | None]]:
+        """What `rounds.csv` says, in short: the mean over seeds, clients and rounds of each task."""
+        found: dict[str, list[float | None]] = {}
+        for name in ("lambda", "rule2", "distance"):
+            values: list[list[float]] = [[] for _ in range(self.shape[2])]
+            for row in self.rows:
+                if np.isfinite(value := row.report.get(name, np.nan)):
+                    values[row.position].append(value)
+            if any(values):
+                found[name] = [float(np.mean(each)) if each else None for each in values]
+        return found
 
     def _csv(self, row: RoundRow) -> dict[str, Any]:
-        config = self.prepared.config
+        config = self.config
         return {
             "seed": config.seeds[row.seed],
             "task": row.position,
@@ -122,9 +143,3 @@ class Book:
             "seconds": round(row.seconds, 6),
             "left_out": int(row.left_out),
         }
-
-
-def _memory_share(federations: list[Federation]) -> float:
-    """The largest share, over clients, of the training samples met that the memory holds at the end."""
-    plans = [plan for f in federations for plan in f.plans]
-    return max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans)

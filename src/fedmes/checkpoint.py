@@ -1,7 +1,9 @@
-"""Where a run stands, on disk, so that it can go on after anything: `checkpoint/round-N.safetensors` and its checksum.
+"""Where a run stands, on disk, so that it can go on after anything: `checkpoint/round-N.safetensors`, `.json` (what is
+no tensor) and `.sha256` (the checksums of both, as sha256sum writes them).
 
-A checkpoint counts once its checksum is there, and that is written last; every file appears whole or not at all. Two
-generations are kept: if one is damaged, the one before it is used.
+A checkpoint counts once its checksums are there, and these are written last; every file appears whole or not at all.
+Two generations are kept: if one is damaged, the one before it is used. A finished run keeps the last one, from which
+`fedmes extend` goes on; its tensors are the same bytes whenever the run is the same.
 """
 
 from __future__ import annotations
@@ -18,40 +20,43 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load
+from safetensors.torch import save as dump
 
 from fedmes.errors import UserError
 from fedmes.functional import Tensors
 
-FOLDER, GENERATIONS, ABOUT = "checkpoint", 2, "about"
+FOLDER, GENERATIONS = "checkpoint", 2
 
 
 def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None:
     """Where the run stands after this round."""
     folder = run / FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8).copy()
-    content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     path = folder / f"round-{round:06d}.safetensors"
+    content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     try:
-        part = path.with_suffix(".part")
-        save_file(content | {ABOUT: torch.from_numpy(text)}, part)
-        part.chmod(0o600)
-        digest = _digest(part)
-        _settle(part, path)
-        part = path.with_suffix(".sha256.part")
-        part.write_text(digest + "\n")
-        _settle(part, path.with_suffix(".sha256"))
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sums = [_write(path, dump(content)), _write(path.with_suffix(".json"), json.dumps(about).encode())]
+        _write(path.with_suffix(".sha256"), "".join(sums).encode())
+        _sync(folder)  # only now may an older one go
     except OSError as error:
-        _remove(folder.glob("*.part"))
+        for part in folder.glob("*.part"):
+            part.unlink(missing_ok=True)
+        there = "the last one is intact" if _rounds(folder) else "there is none yet"
         raise UserError(
-            f"{folder}: no checkpoint could be written ({error.strerror}); the last one is intact"
+            f"{folder}: no checkpoint could be written ({error.strerror}); {there}; to go on: fedmes resume {run}"
         ) from None
-    for old in _rounds(folder)[:-GENERATIONS]:
-        for suffix in (".sha256", ".safetensors"):  # without its checksum it no longer counts
-            (folder / f"round-{old:06d}{suffix}").unlink(missing_ok=True)
+    keep(run, GENERATIONS)
+
+
+def keep(run: Path, generations: int) -> None:
+    """Remove all but the newest ones, checksums first: without them a checkpoint no longer counts."""
+    folder = run / FOLDER
+    kept = {f"round-{number:06d}" for number in _rounds(folder)[-generations:]}
+    for path in sorted(folder.glob("*"), key=lambda path: path.suffix != ".sha256"):
+        if path.stem not in kept:
+            path.unlink(missing_ok=True)
 
 
 def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
@@ -60,11 +65,12 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
     for number in reversed(_rounds(folder)):
         path = folder / f"round-{number:06d}.safetensors"
         try:
-            if _digest(path) != path.with_suffix(".sha256").read_text().strip():
-                raise ValueError("its checksum does not fit")
-            tensors = load_file(path)
-            return tensors, json.loads(tensors.pop(ABOUT).numpy().tobytes())
-        except (OSError, ValueError, KeyError) as error:
+            files = path, path.with_suffix(".json")
+            tensors, about = (file.read_bytes() for file in files)
+            if _sum(files[0].name, tensors) + _sum(files[1].name, about) != path.with_suffix(".sha256").read_text():
+                raise ValueError("its checksums do not fit")
+            return load(tensors), json.loads(about)
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             warnings.warn(f"{path}: damaged ({error}); the checkpoint before it is used", RuntimeWarning, stacklevel=2)
     return None
 
@@ -87,8 +93,8 @@ def locked(run: Path) -> Iterator[None]:
 class Schedule:
     """When to save: `checkpoint.every`."""
 
-    def __init__(self, every: float | str) -> None:
-        self.every = every
+    def __init__(self, every: float | str, rounds_saved: int) -> None:
+        self.every, self.rounds_saved = every, rounds_saved
         self.last = time.monotonic()
 
     def due(self, task_ended: bool) -> bool:
@@ -96,8 +102,8 @@ class Schedule:
             return self.every == "round" or (self.every == "task" and task_ended)
         return task_ended or time.monotonic() - self.last >= float(self.every)
 
-    def saved(self) -> None:
-        self.last = time.monotonic()
+    def saved(self, rounds: int) -> None:
+        self.last, self.rounds_saved = time.monotonic(), rounds
 
 
 def _rounds(folder: Path) -> list[int]:
@@ -106,23 +112,25 @@ def _rounds(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sum(name: str, data: bytes) -> str:
+    return f"{hashlib.sha256(data).hexdigest()}  {name}\n"
 
 
-def _settle(part: Path, path: Path) -> None:
-    """Give a finished file its name, for good: the file first, then the folder's entry."""
-    with part.open("rb") as file:
+def _write(path: Path, data: bytes) -> str:
+    """A private file that appears whole or not at all; its checksum."""
+    part = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    return _sum(path.name, data)
+
+
+def _sync(folder: Path) -> None:
+    """Names that files were given stay, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
-
-
-def _remove(paths: Iterator[Path]) -> None:
-    for path in list(paths):
-        path.unlink(missing_ok=True)
+        os.close(descriptor)

@@ -21,6 +21,7 @@ from fedmes.errors import FederationError, Stopped, UserError, unknown
 if TYPE_CHECKING:
     from fedmes.book import Progress
     from fedmes.config import Config
+    from fedmes.experiment import Prepared, State
     from fedmes.results import Result
 
 app = typer.Typer(
@@ -34,6 +35,10 @@ app.add_typer(data_commands.app, name="data")
 app.add_typer(site_commands.app, name="site")
 federation = typer.Typer(help="Several sites that learn together, on Flower.", no_args_is_help=True)
 app.add_typer(federation, name="federation")
+
+STUDY_NAMES = (
+    "table1", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions", "lr",
+)  # fmt: skip
 
 ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="options in a file")]
 Benchmark = Annotated[str | None, typer.Option(help="see `fedmes list benchmarks`")]
@@ -98,16 +103,29 @@ def run(
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
 def resume_run(directory: Annotated[Path, typer.Argument(metavar="DIR")], quiet: Quiet = False) -> None:
     """Go on with a run that was stopped or killed, with its own configuration: the result is the same."""
-    from fedmes import results
-    from fedmes.config import Config
+    from fedmes import config, results
 
     stored = results.stored_config(directory)
     if stored is None:
         raise UserError(f"resume: {directory} holds no run")
-    _show(_run(Config.model_validate(stored), directory, quiet, resume=True), quiet)
+    _show(_run(config.stored(stored, directory), directory, quiet, resume=True), quiet)
 
 
-def _run(config: Config, out: Path | None, quiet: bool, resume: bool) -> Result:
+@app.command(epilog="Example: fedmes extend runs/mine --data march.npz --out runs/mine-march")
+def extend(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    data: Annotated[Path, typer.Option(metavar="FILE.npz|DIR", help="own data with further tasks of the same clients")],
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on from a finished run with further tasks. DIR stays as it is; the result covers old tasks and new ones."""
+    from fedmes import experiment
+
+    config, state = experiment.extended(directory, data)
+    _show(_run(config, out, quiet, resume=True, state=state), quiet)
+
+
+def _run(config: Config, out: Path | None, quiet: bool, resume: bool, state: State | None = None) -> Result:
     from fedmes import experiment, results
 
     prepared = experiment.prepare(config)
@@ -115,8 +133,14 @@ def _run(config: Config, out: Path | None, quiet: bool, resume: bool) -> Result:
     if resume and results.finished(directory, prepared.config):
         print(f"{directory}: this run is finished", file=sys.stderr)
         return results.load(directory)
-    with _progress(quiet, config.method) as listener, _stop_on_interrupt() as stop:
-        return experiment.execute(prepared, directory, listener, resume, stop)
+    return _train(prepared, directory, quiet, resume, state)
+
+
+def _train(prepared: Prepared, directory: Path, quiet: bool, resume: bool, state: State | None = None) -> Result:
+    from fedmes import experiment
+
+    with _progress(quiet, prepared.config.method) as listener, _stop_on_interrupt() as stop:
+        return experiment.execute(prepared, directory, listener, resume, stop, state)
 
 
 def _show(result: Result, quiet: bool) -> None:
@@ -224,8 +248,7 @@ def compare(
         if results.finished(place, one.config):
             found.append(results.load(place))
             continue
-        with _progress(quiet, one.config.method) as listener, _stop_on_interrupt() as stop:
-            found.append(experiment.execute(one, place, listener, resume=True, stop=stop))
+        found.append(_train(one, place, quiet, resume=True))
     if quiet:
         print(directory)
     else:
@@ -234,6 +257,73 @@ def compare(
         for reason in unfit:
             console.print(f"left out: {reason}", highlight=False)
         console.print(f"\nresults: {directory}", highlight=False)
+
+
+@app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page")] = Path("report.html"),
+    with_samples: Annotated[
+        bool, typer.Option("--with-samples", help="show the samples in clients' memories: private data")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as CSV")] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
+    from fedmes import report as reporting
+
+    done = reporting.write(directories, out, with_samples, csv, latex, figures)
+    for each in done.left_out:
+        print(f"left out: {each.directory}: {each.reason}", file=sys.stderr)
+    if not quiet:
+        for answer in done.answers:
+            print(answer)
+    print(done.page)
+
+
+@app.command(epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda")
+def reproduce(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help=", ".join(STUDY_NAMES))],
+    quick: Annotated[bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")] = False,
+    clients: Annotated[str | None, typer.Option(metavar="10,20", help="numbers of clients")] = None,
+    benchmarks: Annotated[str | None, typer.Option(metavar="A,B,...", help="benchmarks instead of the study's")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B,...", help="methods, or single lines by name")] = None,
+    seeds: Seeds = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="the folder of all studies: runs/, and one for each study")
+    ] = Path("reproduce"),
+    no_run: Annotated[bool, typer.Option("--no-run", help="tables and figures of the runs that are there")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """A study of the paper: its runs (finished ones are reused), its table and figures beside the paper's numbers."""
+    from fedmes import studies
+
+    scope = studies.Scope(
+        study,
+        out,
+        quick,
+        clients=tuple(_numbers("clients", clients)) if clients else None,
+        benchmarks=_names(benchmarks),
+        methods=_names(methods),
+        seeds=tuple(_numbers("seeds", seeds)) if seeds else None,
+        options=_assignments(settings),
+    )
+
+    def execute(config: Config, place: Path) -> Result:
+        from fedmes import experiment
+
+        prepared = experiment.prepare(config)
+        if not quiet:
+            print(f"running {place}", file=sys.stderr)
+        return _train(prepared, place, quiet, resume=True)
+
+    written = studies.reproduce(scope, None if no_run else execute)
+    for outcome in written.open:
+        print(f"open: {outcome.trial.directory}: {outcome.reason}", file=sys.stderr)
+    print(written.page if quiet else f"{written.text}\n{written.page}")
 
 
 @app.command(epilog="Example: fedmes bench --models mlp --json")
@@ -322,12 +412,24 @@ def _config(given: dict[str, Any]) -> Config:
         options["memory.size"] = sizes[0] if len(sizes) == 1 else sizes
     if given["seeds"] is not None:
         options["seeds"] = _numbers("seeds", given["seeds"])
-    for setting in given["settings"] or []:
+    return config.load(given["config_file"], options | _assignments(given["settings"]))
+
+
+def _assignments(settings: list[str] | None) -> dict[str, Any]:
+    """What --set says."""
+    from fedmes.config import parse_value
+
+    options = {}
+    for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise UserError(f"--set {setting}: write it as key=value")
-        options[key.strip()] = config.parse_value(value.strip())
-    return config.load(given["config_file"], options)
+        options[key.strip()] = parse_value(value.strip())
+    return options
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def _numbers(name: str, text: str) -> list[int]:

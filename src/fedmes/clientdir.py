@@ -31,11 +31,14 @@ def save_client(
     normalisation: Normalisation | None,
     plan: Plan,
     ready: Tensors,
+    position: int | None = None,
 ) -> None:
+    """A client that has learned its tasks up to this position; left out: all of them."""
+    last = plan.tasks - 1 if position is None else position
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a client remembers is its own business
     save_model(directory / "model.safetensors", ready)
-    learned = [p for p in range(plan.tasks) if plan.trained[p]]
-    memory = plan.memory_after[-1]
+    learned = [p for p in range(last + 1) if plan.trained[p]]
+    memory = plan.memory_after[last]
     rows = plan.rows[memory]
     with (directory / "memory.npz").open("wb") as file:
         np.savez_compressed(file, x=dataset.x[rows], y=dataset.y[rows], task=plan.task[memory])
@@ -46,7 +49,7 @@ def save_client(
         "model": config.model.model_dump(),
         "shape": list(dataset.shape),
         "class_names": list(dataset.class_names),
-        "seen": np.flatnonzero(plan.seen[plan.tasks - 1]).tolist(),
+        "seen": np.flatnonzero(plan.seen[last]).tolist(),
         "tasks_learned": len(learned),
         "memory_size": plan.capacity,
         "normalisation": None if normalisation is None else _statistics(normalisation),
@@ -56,7 +59,8 @@ def save_client(
     replace_text(directory / "client.json", json.dumps(about, indent=2) + "\n")
     directory.chmod(0o700)
     for path in directory.iterdir():
-        path.chmod(0o600)
+        if path.is_file():
+            path.chmod(0o600)
 
 
 def _statistics(normalisation: Normalisation) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Memory(Section):
 
 
 class Engine(Section):
-    name: Literal["auto", "loop", "stacked"] = "auto"
+    name: Literal["auto", "loop", "stacked", "flower"] = "auto"
     precision: Literal["float64", "float32", "tf32", "bf16"] = "float32"
     stack: Positive | None = None  # clients (of all seeds) trained at a time; left out: as many as fit in memory
     compile: bool | Literal["auto"] = "auto"  # auto: on a GPU
@@ -56,6 +56,7 @@ class Optim(Section):
 
 class Data(Section):
     path: str | None = None
+    more: list[str] = []  # own data whose tasks follow, as `fedmes extend` puts it there
     image_size: Positive | None = None
     core50_labels: Literal["sessions", "objects"] = "sessions"  # 550 classes, or 50 that all tasks share
     fusion: Literal["single", "mixed"] = "single"  # fusion-40: tasks of one source, or of all
@@ -119,11 +120,47 @@ class Checkpoint(Section):
 class Server(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients with a task, how many take part in a round
     min_clients: Positive = 1  # with fewer good updates the server keeps what it has
+    patience: Annotated[float, Field(ge=0)] = 0.0  # seconds that real sites are asked for new tasks when all are done
+    timeout: Annotated[float, Field(gt=0)] = 3600.0  # seconds until a site that does not answer is left out of a round
 
 
 class Faults(Section):
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.0  # how likely a client does not answer in a round
     nan: Share = 0.0  # how likely its update is not a number
+
+
+class FederationOptions(Section):
+    """What real sites must agree on; a simulation has it from its data."""
+
+    sites: list[str] = []  # their names, in the order of clients
+    classes: list[str] = []  # their names, in the order of ids
+    shape: list[Positive] = []  # of a sample, as a network sees it: channels, height, width; or one length
+    mean: list[float] = []  # of each channel, of pixels between 0 and 1; left out: samples are taken as they are
+    std: list[Annotated[float, Field(gt=0)]] = []
+
+    @model_validator(mode="after")
+    def _whole(self) -> FederationOptions:
+        if self.sites and not (self.classes and len(self.shape) in (1, 3)):
+            raise ValueError("sites need classes and a shape (channels, height, width; or one length)")
+        if len(set(self.sites)) < len(self.sites) or len(set(self.classes)) < len(self.classes):
+            raise ValueError("a name is given twice")
+        if len(self.mean) != len(self.std) or (self.mean and len(self.mean) != self.shape[0]):
+            raise ValueError("mean and std need one number for each channel")
+        return self
+
+
+class Privacy(Section):
+    """Of what a site sends, by Flower's modifiers (engine flower)."""
+
+    clip: Annotated[float, Field(gt=0)] | None = None  # the largest norm of an update
+    epsilon: Annotated[float, Field(gt=0)] | None = None  # local differential privacy, of each round
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.epsilon is not None and self.clip is None:
+            raise ValueError("epsilon needs clip, which bounds what noise must hide")
+        return self
 
 
 class Output(Section):
@@ -207,6 +244,8 @@ class Config(Section):
     server: Server = Server()
     faults: Faults = Faults()
     checkpoint: Checkpoint = Checkpoint()
+    federation: FederationOptions = FederationOptions()
+    privacy: Privacy = Privacy()
     output: Output = Output()
 
     @field_validator("seeds")
@@ -285,6 +324,8 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
         if name not in BENCHMARKS:
             raise unknown("benchmark", str(name), BENCHMARKS)
         base = BENCHMARKS[name].defaults
+    if isinstance(more := given.get("data", {}).get("more"), list):
+        given["data"]["more"] = [str(Path(str(path)).resolve()) for path in more]
     content: dict[str, Any] = {}
     _merge(content, base)
     _merge(content, given)
@@ -292,6 +333,14 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise _explain(error, source) from None
+
+
+def stored(content: Mapping[str, Any], directory: Path) -> Config:
+    """The configuration in a result directory."""
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise _explain(error, str(directory / "config.toml")) from None
 
 
 def parse_value(text: str) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,23 +21,25 @@ import torch
 from fedmes import checkpoint, clientdir, draws, models, plugins, results
 from fedmes import config as configuration
 from fedmes.benchmarks import open_benchmark
-from fedmes.book import Book, Listener
+from fedmes.book import Book, Listener, Origin
 from fedmes.config import Config
 from fedmes.contract import Method
-from fedmes.data import Source
-from fedmes.data.own import open_own
+from fedmes.data import Normalisation, Source, own
+from fedmes.data.further import followed_by, most_tasks
 from fedmes.engines import Engine
 from fedmes.engines.capacity import replicas_that_fit
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
 from fedmes.errors import Stopped, UserError
 from fedmes.federation import Federation, Samples
-from fedmes.functional import pick, put
+from fedmes.functional import Tensors, grown, pick, put
 from fedmes.methods import METHODS
 from fedmes.net import Net
 from fedmes.plan import Plan, Work
 from fedmes.results import Result
-from fedmes.streams import Stream, with_absences
+from fedmes.streams import Stream, combined_sha256, with_absences
+
+State = tuple[Tensors, dict[str, Any]]  # of a run, as a checkpoint has it
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,46 @@ def run(
 ) -> Result:
     """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
     `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class."""
-    own = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
-    options |= {kind: plugins.reference(thing) for kind, thing in own.items()}
+    given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
+    options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
     config = configuration.load(Path(config_file) if config_file else None, _dotted(options))
     directory = Path(out) if out else None
     if resume:
         config = as_stored(config, directory)
-    return execute(prepare(config, own), directory, on_progress, resume)
+    return execute(prepare(config, given), directory, on_progress, resume)
+
+
+def extend(
+    directory: str | Path, data: str | Path, *, out: str | Path | None = None, on_progress: Listener | None = None
+) -> Result:
+    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does."""
+    config, state = extended(Path(directory), Path(data))
+    return execute(prepare(config), Path(out) if out else None, on_progress, resume=True, state=state)
+
+
+def extended(directory: Path, data: Path) -> tuple[Config, State]:
+    """The configuration of a finished run with further tasks after its own, and where that run stands."""
+    if (stored := results.stored_config(directory)) is None:
+        raise UserError(f"extend: {directory} holds no run")
+    if not (directory / "result.json").is_file():
+        raise UserError(f"extend: the run in {directory} is not finished; first: fedmes resume {directory}")
+    before = configuration.stored(stored, directory)
+    streams = _streams(before, open_source(before))
+    if combined_sha256(streams) != results.load(directory).split_sha256:
+        raise UserError(
+            f"extend: the data of {directory} has changed since; further tasks belong in a file or folder of their own"
+        )
+    if (state := checkpoint.latest(directory)) is None:
+        raise UserError(
+            f"extend: {directory} keeps no state to go on from, as with output.models=none or checkpoint.every=never"
+        )
+    stored["data"]["more"] = [*before.data.more, str(data.resolve())]
+    if before.data.path is not None:
+        stored.pop("tasks")  # the data says how many
+    else:
+        tables = [own.read(Path(path), before.data.image_size) for path in stored["data"]["more"]]
+        stored["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
+    return configuration.stored(stored, directory), state
 
 
 def as_stored(config: Config, directory: Path | None) -> Config:
@@ -76,7 +113,7 @@ def as_stored(config: Config, directory: Path | None) -> Config:
         return config
     if differing := results.contradictions(stored, config):
         raise UserError(f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})")
-    return Config.model_validate(stored)
+    return configuration.stored(stored, directory)
 
 
 def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,32 +126,83 @@ def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
-    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
-    own = own or {}
-    make_method = own.get("method") or plugins.resolve("method", config.method, METHODS)
-    device = pick_device(config.device)
+def open_source(config: Config) -> Source:
+    """The data: a benchmark's or one's own, and what further own data follows."""
+    size, rounds, arrival = config.data.image_size, config.rounds, config.stream.arrival
+    tables = [own.read(Path(path), size) for path in config.data.more]
     if config.data.path is not None:
-        source = open_own(Path(config.data.path), config.data.image_size, config.rounds, config.stream.arrival)
+        source = own.open_own(Path(config.data.path), size, rounds, arrival)
+    elif (first := config.tasks - most_tasks(tables)) > 0:
+        source = open_benchmark(config.with_({"tasks": first}))
     else:
-        source = open_benchmark(config)
+        raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
+    for path, table in zip(config.data.more, tables, strict=True):
+        source = followed_by(source, table, Path(path), rounds, arrival)
+    return source
+
+
+def _streams(config: Config, source: Source) -> list[Stream]:
     absences = config.server.fraction, config.faults.drop
-    streams = [with_absences(source.stream(seed), *absences) for seed in config.seeds]
+    return [with_absences(source.stream(seed), *absences) for seed in config.seeds]
+
+
+def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
+    given = given or {}  # a model or method of one's own
+    if "method" not in given:
+        plugins.resolve("method", config.method, METHODS)  # a wrong name is said before data is read
+    device = pick_device(config.device)
+    source = open_source(config)
+    streams = _streams(config, source)
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
-
-    make_model = own.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
-    shape, classes = source.dataset.shape, len(source.dataset.class_names)
-    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
-    config = _settle_engine(config, nets[0].stackable(shape))
-    dtype = torch.float64 if config.engine.precision == "float64" else torch.float32
-    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
-    method: Method = make_method(nets[0].to(device, dtype, compute), config)
-    config = config.with_(method.in_force)
+    classes = (*source.earlier, len(source.dataset.class_names))
+    config, method, initial = blueprint(config, source.dataset.shape, classes, given)
     if method.store == "all":
         config = _keep_all(config, streams)
     capacities = [0] * config.clients if method.store == "none" else config.capacities()
-    work = Work(
+    work = _work(config, method)
+    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
+    normalisation = source.normalisation(streams[0]) if fixed else None
+    federations = [
+        Federation(
+            stream,
+            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
+            params,
+            normalisation if fixed else source.normalisation(stream),
+        )
+        for stream, params in zip(streams, initial, strict=True)
+    ]
+    samples = Samples(source.dataset, device, dtype_of(config))
+    if config.engine.name == "stacked" and config.engine.stack is None:
+        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+    return Prepared(config, source, federations, method, samples)
+
+
+def blueprint(
+    config: Config,
+    shape: tuple[int, ...],
+    classes: tuple[int, ...],
+    given: Mapping[str, Callable[..., Any]] | None = None,
+) -> tuple[Config, Method, list[Tensors]]:
+    """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
+    a server knows that never sees any data. `classes`: how many there were each time that some were added."""
+    given = given or {}
+    make_method = given.get("method") or plugins.resolve("method", config.method, METHODS)
+    make_model = given.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
+    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
+    config = _settle_engine(config, nets[0].stackable(shape))
+    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
+    return config.with_(method.in_force), method, [net.initial for net in nets]
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    return torch.float64 if config.engine.precision == "float64" else torch.float32
+
+
+def _work(config: Config, method: Method) -> Work:
+    return Work(
         epochs=config.epochs,
         batch=config.batch,
         memory_batch=config.memory.batch or config.batch,
@@ -124,20 +212,25 @@ def prepare(config: Config, own: Mapping[str, Callable[..., Any]] | None = None)
         walk=method.walk,
         broken=config.faults.nan,
     )
-    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
-    normalisation = source.normalisation(streams[0]) if fixed else None
-    federations = [
-        Federation(
-            stream,
-            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
-            net.initial,
-            normalisation if fixed else source.normalisation(stream),
-        )
-        for stream, net in zip(streams, nets, strict=True)
-    ]
-    samples = Samples(source.dataset, device, dtype)
-    if config.engine.name == "stacked" and config.engine.stack is None:
-        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+
+
+def prepare_site(config: Config, name: str, data: Path) -> Prepared:
+    """What a real site needs for its part: its own data, in the classes and sizes that the federation agreed on."""
+    agreed = config.federation
+    if config.memory.policy == "fifo" and config.memory.per_task is None:
+        raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
+    source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
+    config, method, initial = blueprint(config, source.dataset.shape, (len(agreed.classes),))
+    normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    federations = []
+    for seed, params in zip(config.seeds, initial, strict=True):
+        stream = source.stream(seed)
+        if stream.tasks > config.tasks:
+            raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
+        capacity = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
+        plan = Plan(stream, 0, capacity, _work(config, method), source.dataset.y, room=config.tasks)
+        federations.append(Federation(stream, [plan], params, normalisation))
+    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     return Prepared(config, source, federations, method, samples)
 
 
@@ -147,33 +240,70 @@ def execute(
     on_progress: Listener | None = None,
     resume: bool = False,
     stop: Callable[[], bool] = lambda: False,
+    state: State | None = None,
+    grid: Any = None,
 ) -> Result:
-    """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there."""
+    """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there. `state`:
+    where to begin if the directory has no checkpoint. `grid`: Flower's way to sites that run elsewhere."""
     config = prepared.config
     directory = out or default_directory(config)
     results.claim(directory, config, versions())
+    total = max(len(f.stream.position) for f in prepared.federations)
     with checkpoint.locked(directory), numerics(config):
-        return _execute(prepared, directory, on_progress, resume, stop)
+
+        def finish(engine: Engine) -> Result:
+            book = train(engine, config, directory, total, on_progress, resume, stop, state)
+            _save_models(directory, prepared, engine)
+            result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
+            result.write(directory)
+            if _to_go_on_from(config):
+                checkpoint.keep(directory, 1)
+            else:
+                checkpoint.clear(directory)
+            return result
+
+        if config.engine.name == "flower":
+            return _through_flower(prepared, directory, resume, finish, grid)
+        return finish(_engine(prepared))
 
 
-def _execute(
-    prepared: Prepared, directory: Path, on_progress: Listener | None, resume: bool, stop: Callable[[], bool]
-) -> Result:
-    config, total = prepared.config, max(len(f.stream.position) for f in prepared.federations)
+def train(
+    engine: Engine,
+    config: Config,
+    directory: Path,
+    total: int | None,
+    on_progress: Listener | None,
+    resume: bool,
+    stop: Callable[[], bool] = lambda: False,
+    state: State | None = None,
+    more: Callable[[], bool] = lambda: True,
+) -> Book:
+    """Round after round, with checkpoints: so many, and as long as there is more to do."""
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    engine, book, done = _engine(prepared), Book(prepared), 0
-    if resume and (found := checkpoint.latest(directory)) is not None:
-        tensors, about = found
-        engine.restore(tensors)
-        book.restore(tensors, about)
-        done = int(about["rounds_done"])
-    else:
+    book, done = Book(config), 0
+    found = checkpoint.latest(directory) if resume else None
+    if found is None:
         checkpoint.clear(directory)
-    schedule, before, seconds = checkpoint.Schedule(config.checkpoint.every), book.seconds["total"], book.seconds
-    compiled = seconds["compile"]
-    for g in range(done, total):
+        if state is not None:
+            checkpoint.save(directory, int(state[1]["rounds_done"]), *state)
+    if (found := found or state) is not None:
+        try:
+            engine.restore(found[0])
+            book.restore(*found)
+            done = int(found[1]["rounds_done"])
+        except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+            raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
+
+    def save(rounds_done: int) -> None:
+        arrays, about = book.save()
+        checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about | {"rounds_done": rounds_done})
+        schedule.saved(rounds_done)
+
+    schedule, before, seconds = checkpoint.Schedule(config.checkpoint.every, done), book.seconds["total"], book.seconds
+    compiled, g = seconds["compile"], done
+    while g != total and more():
         start = time.perf_counter()
         rows = engine.round(g)
         middle = time.perf_counter()
@@ -183,21 +313,23 @@ def _execute(
         seconds["compile"] = compiled + engine.compile_seconds
         seconds["total"] = before + time.perf_counter() - began
         book.enter(rows, scores)
+        g += 1
         if on_progress is not None:
             on_progress(book.progress(g, total))
-        stopping = stop() and g + 1 < total
+        stopping = stop() and g != total
         if stopping or schedule.due(bool(scores)):
-            arrays, about = book.save()
-            checkpoint.save(directory, g + 1, engine.snapshot() | arrays, about | {"rounds_done": g + 1})
-            schedule.saved()
+            save(g)
         if stopping:
-            raise Stopped(f"stopped after round {g + 1} of {total}; to go on: fedmes resume {directory}")
-    _save_models(directory, prepared, engine)
-    seconds["total"] = before + time.perf_counter() - began
-    result = book.result(engine.notes)
-    result.write(directory)
-    checkpoint.clear(directory)
-    return result
+            of = "" if total is None else f" of {total}"
+            raise Stopped(f"stopped after round {g}{of}; to go on: fedmes resume {directory}")
+    if _to_go_on_from(config) and schedule.rounds_saved < g:
+        save(g)
+    return book
+
+
+def _to_go_on_from(config: Config) -> bool:
+    """Is the last state kept when a run is over?"""
+    return config.output.models == "all" and config.checkpoint.every != "never"
 
 
 def _engine(prepared: Prepared) -> Engine:
@@ -209,13 +341,84 @@ def _engine(prepared: Prepared) -> Engine:
     return StackedEngine(*parts, engine.stack, bool(engine.compile))
 
 
+def _through_flower(
+    prepared: Prepared, directory: Path, resume: bool, finish: Callable[[Engine], Result], grid: Any
+) -> Result:
+    """The same run with every client on a site of its own; without a grid, in Flower's simulation."""
+    flower, config = flower_engine(), prepared.config
+    from fedmes.sites import simulated_desk
+
+    if not resume and grid is None:  # what an earlier run's sites have done is no part of this one
+        for folder in directory.glob("seed*/client*"):
+            shutil.rmtree(folder)
+    initial = [{name: p.to(dtype_of(config)) for name, p in f.initial.items()} for f in prepared.federations]
+    finished: list[Result] = []
+
+    def server(grid: Any) -> None:
+        finished.append(finish(flower.FlowerEngine(prepared.method, initial, config, grid)))
+
+    if grid is not None:
+        server(grid)
+    else:
+        flower.simulate(config, partial(simulated_desk, directory), server)
+    return finished[0]
+
+
+def serve(grid: Any, config: Config, directory: Path, on_progress: Listener | None = None) -> Result:
+    """The server of real sites, which never sees their data: until none of them has anything left to learn. Where it
+    was interrupted, it goes on."""
+    config = as_stored(config.with_({"engine.name": "flower"}), directory)
+    if len(config.seeds) > 1:
+        raise UserError("seeds: real sites learn once; name one seed")
+    agreed = config.federation
+    if not agreed.sites:  # a trial: every site holds a share of a benchmark
+        return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
+    shape = tuple(agreed.shape)
+    name = model_for(shape) if config.model.name == "auto" else config.model.name
+    device = pick_device(config.device).type
+    config = config.with_({"clients": len(agreed.sites), "model.name": name, "device": device})
+    config, method, initial = blueprint(config, shape, (len(agreed.classes),))
+    results.claim(directory, config, versions())
+    with checkpoint.locked(directory), numerics(config):
+        params = [{name: p.to(dtype_of(config)) for name, p in part.items()} for part in initial]
+        engine = flower_engine().FlowerEngine(method, params, config, grid)
+        book = train(engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do)
+        folder = directory / f"seed{config.seeds[0]}"
+        folder.mkdir(exist_ok=True)
+        clientdir.save_model(folder / "initial.safetensors", put("w", initial[0]))
+        clientdir.save_model(folder / "global.safetensors", engine.server_state(0))
+        result = book.result(method.net.parameter_count, engine.notes, Origin())
+        result.write(directory)
+    return result
+
+
+def flower_engine() -> Any:
+    try:
+        from fedmes.engines import flower
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("flwr", "ray"):
+            raise
+        raise UserError("engine flower needs Flower: pip install 'fedmes[flower]'") from None
+    return flower
+
+
+def _origin(prepared: Prepared) -> Origin:
+    streams = [f.stream for f in prepared.federations]
+    plans = [plan for f in prepared.federations for plan in f.plans]
+    return Origin(
+        combined_sha256(streams),
+        max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans),
+        (*prepared.source.dataset.notes, *sorted({note for stream in streams for note in stream.notes})),
+    )
+
+
 @contextmanager
 def numerics(config: Config) -> Iterator[None]:
     """Threads and the precision of products while a run goes on; afterwards as it was."""
     threads = torch.get_num_threads()
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     timed = torch.backends.cudnn.benchmark
-    if config.engine.name == "loop" and config.model.name in ("linear", "mlp"):
+    if config.engine.name in ("loop", "flower") and config.model.name in ("linear", "mlp"):
         # Small products gain nothing from more threads, and on a busy machine threads wait far longer than they work.
         torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
@@ -278,10 +481,13 @@ def _settle(config: Config, source: Source, clients: int, tasks: int, device: st
             asked = getattr(config, name)
             if name in config.model_fields_set and asked != found:
                 raise UserError(f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out")
-    shape = source.dataset.shape
-    automatic = "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
-    model = automatic if config.model.name == "auto" else config.model.name
+    model = model_for(source.dataset.shape) if config.model.name == "auto" else config.model.name
     return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
+
+
+def model_for(shape: tuple[int, ...]) -> str:
+    """What `auto` means."""
+    return "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
 
 
 def _keep_all(config: Config, streams: list[Stream]) -> Config:
@@ -299,10 +505,16 @@ def _settle_engine(config: Config, stackable: bool) -> Config:
     if engine == "stacked" and not stackable:
         raise UserError(f"model {config.model.name} has a layer that cannot be stacked; use --engine loop")
     compiled = config.device == "cuda" if config.engine.compile == "auto" else config.engine.compile
-    return config.with_({"engine.name": engine, "engine.compile": compiled and engine == "stacked"})
+    settled: dict[str, Any] = {"engine.name": engine, "engine.compile": compiled and engine == "stacked"}
+    if engine == "flower":  # sites keep every round, and the server must not fall behind them
+        settled["checkpoint.every"] = "round"
+    return config.with_(settled)
 
 
-def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> Net:
+def _net(
+    config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: tuple[int, ...], seed: int
+) -> Net:
+    """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
     options: dict[str, Any] = {}
     if config.model.width is not None:
         options["width"] = config.model.width
@@ -313,7 +525,13 @@ def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], cl
     if config.knn.features != "fc":
         options["features"] = config.knn.features
     start = draws.seed62(seed, "init")
-    return Net(models.build(factory, config.model.name, shape, classes, start, **options), shape, classes)
+    net = None
+    for count in dict.fromkeys(classes):
+        small, net = net, Net(models.build(factory, config.model.name, shape, count, start, **options), shape, count)
+        if small is not None:
+            net.initial = {name: grown(small.initial[name], p) for name, p in net.initial.items()}
+    assert net is not None
+    return net
 
 
 def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
@@ -328,7 +546,8 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
         if pick(engine.server_state(s), "w"):
             clientdir.save_model(folder / "global.safetensors", engine.server_state(s))
         for k, plan in enumerate(federation.plans):
-            ready = engine.predictor(s, k)
+            if (ready := engine.predictor(s, k)) is None:
+                continue  # it lies with its site
             clientdir.save_client(
                 folder / f"client{k}", config, prepared.source.dataset, federation.normalisation, plan, ready
             )

@@ -32,7 +32,7 @@ class Samples:
     """The data set on the device, as stored; rows are normalised when they are taken."""
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
-        self.x = torch.from_numpy(np.array(dataset.x)).to(device)  # a copy: the data set may be a file that others read
+        self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)  # torch takes no other arrays
         self.y = torch.from_numpy(dataset.y).to(device)
         self.source = None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
         self.classes = len(dataset.class_names)

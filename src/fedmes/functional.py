@@ -37,6 +37,17 @@ def distance(a: Tensors, b: Tensors) -> Tensor:
     return dot(difference, difference).sqrt()
 
 
+def grown(stored: Tensor, fresh: Tensor) -> Tensor:
+    """A stored tensor in memory of its own, with what a fresh one has beyond it: the rows of further classes in a head,
+    of further tasks in a table."""
+    if stored.dtype != fresh.dtype or stored.ndim != fresh.ndim or any(map(int.__gt__, stored.shape, fresh.shape)):
+        found, needed = ((str(t.dtype), tuple(t.shape)) for t in (stored, fresh))
+        raise ValueError(f"{found} where {needed} is needed")
+    result = fresh.clone(memory_format=torch.contiguous_format)
+    result[tuple(slice(n) for n in stored.shape)] = stored.to(fresh.device)
+    return result
+
+
 def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tensors:
     """The weighted mean over the first axis of those who are present; what the absent sent, even NaN, has no effect."""
     weights = torch.where(present, weights, 0)

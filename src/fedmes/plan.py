@@ -55,8 +55,17 @@ class Round:
 class Plan:
     """One client's whole run."""
 
-    def __init__(self, stream: Stream, column: int, capacity: int, work: Work, labels: Ints | None = None) -> None:
-        """`labels`: by row of the data set; only the memory policy `balanced` needs them."""
+    def __init__(
+        self,
+        stream: Stream,
+        column: int,
+        capacity: int,
+        work: Work,
+        labels: Ints | None = None,
+        room: int | None = None,
+    ) -> None:
+        """`labels`: by row of the data set; only the memory policy `balanced` needs them. `room`: for how many tasks
+        there are tables, where more may come than the stream has."""
         client = stream.clients[column]
         self.name = client.name
         self.seed = stream.seed
@@ -69,8 +78,9 @@ class Plan:
         self.rows: Ints = np.concatenate([task.train for task in client.tasks])  # sample number -> row of the data set
         self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> position
         self.test: list[Ints] = [task.test for task in client.tasks]
-        self.blocks: Bools = np.zeros((stream.tasks, stream.classes), bool)
-        self.seen: Bools = np.zeros((stream.tasks, stream.classes), bool)  # at a position: classes met so far
+        shape = (room or stream.tasks, stream.classes)
+        self.blocks: Bools = np.zeros(shape, bool)
+        self.seen: Bools = np.zeros(shape, bool)  # at a position: classes met so far
         self._rounds = [np.flatnonzero(self.position == p) for p in range(len(sizes))]
         self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
         for p, task in enumerate(client.tasks):
@@ -83,11 +93,11 @@ class Plan:
         self.samples: list[Ints] = []  # by position, what may be trained on
         self.memory: list[Ints] = []  # by position, the memory while that task is trained: nothing of the task itself
         self.memory_after: list[Ints] = []
-        admit = admitted_per_task(capacity, len(sizes), work.per_task) if work.policy == "fifo" else work.per_task
+        fifo = work.policy == "fifo"
         ranks = [draws.uniforms(size, self.seed, "memory-rank", self.name, p) for p, size in enumerate(sizes)]
         traits = Traits(np.concatenate(ranks), self.task, None if labels is None else labels[self.rows])
         store: Ints = np.zeros(0, np.int64)
-        for p, size in enumerate(sizes):
+        for p, (size, known) in enumerate(zip(sizes, stream.known(column), strict=True)):
             order = starts[p] + draws.permutation(size, self.seed, "hold-back", self.name, p)
             spare = min(max(1, int(HOLD_BACK * size)), size - 1) if work.hold_back else 0
             self.held_back.append(np.sort(order[:spare]))
@@ -96,6 +106,7 @@ class Plan:
             if self.trained[p]:
                 mine = self.samples[p]
                 shuffled = mine[draws.permutation(len(mine), self.seed, "memory", self.name, p)]
+                admit = admitted_per_task(capacity, known, work.per_task) if fifo else work.per_task
                 store = POLICIES[work.policy](store, shuffled, admit, capacity, traits)
             self.memory_after.append(store)
 

@@ -29,16 +29,22 @@ class Result:
     """What a run measured. `acc` and its kin are [seed, client, t, i]."""
 
     config: Config
-    split_sha256: str
+    split_sha256: str | None  # None: the data lies with real sites
     parameters: int
     accuracy: dict[str, Floats]  # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
     communication: dict[str, int]
     seconds: dict[str, float]
-    memory_share: float  # of the training samples met, how many the memory held at the end
+    memory_share: float | None  # of the training samples met, how many the memory held at the end
     rounds: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None  # of the GPU
     directory: Path | None = None
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)  # rounds' lambda, rule2, distance: means
+    left_out: int = -1  # updates that were not finite; -1: counted from the rounds
+
+    def __post_init__(self) -> None:
+        if self.left_out < 0:
+            self.left_out = sum(row["left_out"] for row in self.rounds)
 
     def __repr__(self) -> str:
         scores = "; ".join(
@@ -67,10 +73,6 @@ class Result:
             "masked": metrics.summary(self.accuracy["acc_masked_nolip"]),
         }
 
-    @property
-    def left_out(self) -> int:
-        return sum(row["left_out"] for row in self.rounds)
-
     def as_dict(self) -> dict[str, Any]:
         """The content of `result.json`."""
         config = self.config
@@ -96,7 +98,7 @@ class Result:
         }
         if (nolip := self.metrics_nolip) is not None:
             content["metrics_nolip"] = nolip
-        return content | {"communication": self.communication, "seconds": self.seconds}
+        return content | {"by_task": self.by_task, "communication": self.communication, "seconds": self.seconds}
 
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
@@ -111,18 +113,20 @@ class Result:
 
 
 def load(directory: Path) -> Result:
-    """A finished run from its directory."""
+    """A finished run from its directory, which need not hold models nor `rounds.csv`."""
     try:
         content = json.loads((directory / "result.json").read_bytes())
         with np.load(directory / "accuracy.npz", allow_pickle=False) as file:
             accuracy = {name: file[name] for name in file.files}
-        with (directory / "rounds.csv").open(newline="") as file:
-            rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
+        rounds: list[dict[str, Any]] = []
+        if (directory / "rounds.csv").exists():
+            with (directory / "rounds.csv").open(newline="") as file:
+                rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
         config = Config.model_validate(stored_config(directory))
         return Result(
             config, content["split_sha256"], content["parameters"], accuracy, content["communication"],
             content["seconds"], content["memory_share"], rounds, content["notes"], content["peak_memory_bytes"],
-            directory,
+            directory, content.get("by_task", {}), content["left_out"],
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{directory}: holds no finished run ({error})") from None

@@ -22,6 +22,7 @@ from fedmes.draws import Ints
 from fedmes.errors import UserError
 
 FORMAT = "fedmes-stream-1"
+MOST_CLASSES = 1_000_000  # that a file is believed to have
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,33 @@ class Stream:
     position: Ints  # [round, client]: which of its tasks a client works on; -1: none
     active: Ints  # [round, client]: 1 where the client takes part
     notes: tuple[str, ...] = ()  # what was not as asked, such as images held by two clients
+    parts: tuple[int, ...] = (0,)  # the rounds before which tasks became known: all at first, or further ones later
 
     @property
     def tasks(self) -> int:
         return max(len(client.tasks) for client in self.clients)
+
+    def known(self, column: int) -> list[int]:
+        """For each of a client's tasks, how many it was known to have when that one began."""
+        position = self.position[:, column]
+        begins = [int(np.argmax(position == p)) for p in range(len(self.clients[column].tasks))]
+        part = np.searchsorted(self.parts, begins, side="right")
+        return [int((part <= own).sum()) for own in part]
+
+    def followed_by(self, clients: Sequence[Client], classes: int, rounds: int, arrival: str) -> Stream:
+        """With further tasks for some clients, which begin when all that was known before is over."""
+        further = {client.name: client.tasks for client in clients}
+        before = [len(client.tasks) for client in self.clients]
+        counts = [len(further.get(client.name, ())) for client in self.clients]
+        position = schedule(counts, rounds, arrival, self.seed, before)
+        return replace(
+            self,
+            classes=classes,
+            clients=tuple(replace(c, tasks=c.tasks + further.get(c.name, ())) for c in self.clients),
+            position=np.concatenate([self.position, position]),
+            active=np.concatenate([self.active, (position >= 0).astype(np.int64)]),
+            parts=(*self.parts, len(self.position)),
+        )
 
     def relabelled(self, classes: int) -> Stream:
         """With every class id taken modulo the number of classes: tasks then share their classes."""
@@ -94,6 +118,8 @@ class Stream:
             "active": self.active.tolist(),
             "notes": list(self.notes),
         }
+        if len(self.parts) > 1:
+            content["parts"] = list(self.parts)
         return (json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n").encode()
 
     def sha256(self) -> str:
@@ -119,6 +145,7 @@ class Stream:
                 _whole(content["position"]),
                 _whole(content["active"]),
                 tuple(map(str, content["notes"])),
+                tuple(map(int, content.get("parts", (0,)))),
             )
             _check(stream)
         except OSError as error:
@@ -126,6 +153,12 @@ class Stream:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{path}: not a split file of this program ({error})") from None
         return stream
+
+
+def combined_sha256(streams: Sequence[Stream]) -> str:
+    """The hash of a run's split: several seeds have several files, then it is the hash of their hashes."""
+    hashes = [stream.sha256() for stream in streams]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def _modulo(labels: tuple[int, ...], classes: int) -> tuple[int, ...]:
@@ -154,12 +187,17 @@ def _check(stream: Stream) -> None:
     shape = stream.position.shape
     if not stream.clients or len(shape) != 2 or shape[1] != len(stream.clients) or shape != stream.active.shape:
         raise ValueError("the schedule does not fit the clients")
+    if not 0 < stream.classes <= MOST_CLASSES:
+        raise ValueError(f"{stream.classes} classes")
+    if stream.parts[:1] != (0,) or list(stream.parts) != sorted(set(stream.parts)) or stream.parts[-1] >= shape[0]:
+        raise ValueError("the schedule's parts do not follow each other")
+    known = set(range(stream.classes))
     for column, client in enumerate(stream.clients):
         position = stream.position[:, column]
         if not client.tasks or position.min() < -1 or position.max() >= len(client.tasks):
             raise ValueError(f"the schedule of client {client.name} names a task it does not have")
         for task in client.tasks:
-            if not set(task.classes) <= set(task.block) or not set(task.block) <= set(range(stream.classes)):
+            if not set(task.classes) <= set(task.block) or not set(task.block) <= known:
                 raise ValueError(f"client {client.name}, task {task.name}: classes outside the block")
             if task.train.ndim != 1 or task.test.ndim != 1 or not len(task.train) or not len(task.test):
                 raise ValueError(f"client {client.name}, task {task.name}: no training or no test images")
@@ -167,15 +205,20 @@ def _check(stream: Stream) -> None:
                 raise ValueError(f"client {client.name}, task {task.name}: a negative row")
 
 
-def schedule(task_counts: Sequence[int], rounds: int, arrival: str, seed: int) -> Ints:
+def schedule(
+    task_counts: Sequence[int], rounds: int, arrival: str, seed: int, before: Sequence[int] | None = None
+) -> Ints:
     """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task in the same round;
-    staggered, each client waits a random while, up to as many rounds, before each of its tasks."""
+    staggered, each client waits a random while, up to as many rounds, before each of its tasks. `before`: the tasks
+    that each client has had already."""
     columns = []
     for k, count in enumerate(task_counts):
-        waits = [0] * count
-        if arrival == "staggered":
-            waits = [draws.integer(0, rounds, seed, "arrival", k, t) for t in range(count)]
-        columns.append([p for t in range(count) for p in [-1] * waits[t] + [t] * rounds])
+        start = before[k] if before else 0
+        column: list[int] = []
+        for t in range(start, start + count):
+            wait = draws.integer(0, rounds, seed, "arrival", k, t) if arrival == "staggered" else 0
+            column += [-1] * wait + [t] * rounds
+        columns.append(column)
     length = max(map(len, columns))
     return np.array([column + [-1] * (length - len(column)) for column in columns], np.int64).T.copy()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,14 @@ from fedmes.streams import Stream
 
 
 @dataclass(frozen=True)
+class Normalisation:
+    """(pixel / 255 - mean) / std, per source and channel."""
+
+    mean: tuple[tuple[float, ...], ...]
+    std: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
 class Dataset:
     x: NDArray[Any]  # [N, H, W, C] or [N, D]; uint8 (normalised on the way in) or float32 (taken as it is)
     y: Ints  # class ids 0..C-1
@@ -22,6 +30,7 @@ class Dataset:
     source: Ints | None = None  # of several data sets in one, which a row is from: each is normalised by itself
     session: Ints | None = None  # the task a row belongs to, where tasks share their classes
     notes: tuple[str, ...] = ()  # what was not as expected, such as missing images
+    statistics: Normalisation | None = None  # of the training images, where they are known already
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -31,49 +40,46 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Normalisation:
-    """(pixel / 255 - mean) / std, per source and channel."""
-
-    mean: tuple[tuple[float, ...], ...]
-    std: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True)
 class Source:
     """A data set and the rule that deals it out to clients for a seed."""
 
     dataset: Dataset
     stream: Callable[[int], Stream]
+    earlier: tuple[int, ...] = ()  # where data came in parts: how many classes were known before each further one
 
     def normalisation(self, stream: Stream) -> Normalisation | None:
-        """Channel statistics of the training set; None for float data."""
+        """Channel statistics of the training set, without what came later; None for float data."""
         x = self.dataset.x
         if x.dtype != np.uint8:
             return None
+        if self.dataset.statistics is not None:
+            return self.dataset.statistics
         if self.dataset.train_count is not None:
-            rows: Ints = np.arange(self.dataset.train_count)
-        else:
-            rows = np.unique(np.concatenate([t.train for c in stream.clients for t in c.tasks]))
-        if self.dataset.source is None:
-            statistics = [_statistics(x, rows)]
-        else:
-            of_row = self.dataset.source[rows]
-            statistics = [_statistics(x, rows[of_row == source]) for source in range(int(of_row.max()) + 1)]
-        return Normalisation(tuple(mean for mean, _ in statistics), tuple(std for _, std in statistics))
+            return statistics(x[: self.dataset.train_count])
+        at_first = [client.tasks[: stream.known(k)[0]] for k, client in enumerate(stream.clients)]
+        return statistics(x, np.unique(np.concatenate([task.train for tasks in at_first for task in tasks])))
 
 
-def _statistics(x: NDArray[Any], rows: Ints) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
     """Mean and standard deviation of each channel, of values between 0 and 1."""
-    # Whole numbers up to 255^2 add up exactly in int64, so the statistics do not depend on the order of summation.
-    axes = tuple(range(x.ndim - 1))
-    count = len(rows) * int(np.prod(x.shape[1:-1], dtype=np.int64))
-    total = np.zeros(x.shape[-1], np.int64)
-    squares = np.zeros(x.shape[-1], np.int64)
-    for start in range(0, len(rows), 4096):
-        part = x[rows[start : start + 4096]].astype(np.uint16)
-        total += part.sum(axis=axes, dtype=np.int64)
-        squares += (part * part).sum(axis=axes, dtype=np.int64)
+    # Sums of whole numbers below 2^53 are exact in float64, so the statistics do not depend on the order of summation.
+    number, values = len(x) if rows is None else len(rows), int(np.prod(x.shape[1:], dtype=np.int64))
+    channels = x.shape[-1]
+    total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+    step = max(1, 2**20 // values)
+    for start in range(0, number, step):
+        chosen = slice(start, start + step) if rows is None else rows[start : start + step]
+        part = np.ascontiguousarray(x[chosen].reshape(-1, channels).T).astype(np.float64)
+        total += part.sum(axis=1).astype(np.int64)
+        squares += np.einsum("cn,cn->c", part, part).astype(np.int64)
+    count = number * values // channels
     mean = total / count / 255
     variance = squares / count / 255**2 - mean**2
     std = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
-    return tuple(mean.tolist()), tuple(std.tolist())
+    return Normalisation((tuple(mean.tolist()),), (tuple(std.tolist()),))
+
+
+def joined(parts: Iterable[Normalisation]) -> Normalisation:
+    """Of several sources, one after the other."""
+    parts = list(parts)
+    return Normalisation(tuple(m for part in parts for m in part.mean), tuple(s for part in parts for s in part.std))

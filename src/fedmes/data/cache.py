@@ -12,8 +12,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fedmes.data import Dataset
+from fedmes.data import Dataset, Normalisation, statistics
+from fedmes.data.bars import bar
 from fedmes.draws import Ints
 from fedmes.errors import UserError
 
-VERSION = 1
+VERSION = 2
+BLOCK = 256  # images that are decoded and written together
 
 
 @dataclass(frozen=True)
@@ -41,41 +44,75 @@ class Raw:
     notes: tuple[str, ...] = ()
 
 
+def fewer(name: str, found: int, official: int) -> tuple[str, ...]:
+    """A note where images are missing: worth knowing, but no reason to refuse the others."""
+    return () if found >= official else (f"{name}: {found:,} of {official:,} images",)
+
+
 def cached(
-    root: Path, name: str, files: Sequence[Path], size: int | None, options: dict[str, Any], read: Callable[[], Raw]
+    root: Path, name: str, places: Sequence[Path], size: int, options: dict[str, Any], read: Callable[[], Raw]
 ) -> Dataset:
-    """The data set from its cache, or decoded into one."""
-    identity = [(str(f.relative_to(root)), (stat := f.stat()).st_size, stat.st_mtime_ns) for f in sorted(files)]
-    key = hashlib.sha256(json.dumps([VERSION, name, size, options, identity]).encode()).hexdigest()[:16]
-    folder = root / ".fedmes-cache" / f"{name}-{key}"
-    if not folder.is_dir():
-        raw = read()
+    """The data set in these files and folders at an image size: from its cache, or decoded into one."""
+    key = hashlib.sha256(json.dumps([VERSION, name, size, options, _fingerprint(root, places)]).encode())
+    folder = root / ".fedmes-cache" / f"{name}-{key.hexdigest()[:16]}"
+    if folder.is_dir():
+        try:
+            return _open(folder)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # damaged since: made anew
+            shutil.rmtree(folder, ignore_errors=True)
+    raw = read()
+    with bar(f"decoding {name}, once") as report:
         try:
             folder.parent.mkdir(exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
         except OSError:  # a place where nothing can be written: every start decodes anew
-            return _dataset(_decode(raw, size, np.empty(_shape(raw, size), np.uint8)), raw)
+            x = np.concatenate(list(_decoded(raw, size, report)))
+            found = statistics(x[: raw.train_count])
+            return Dataset(x, raw.y, raw.class_names, raw.train_count, None, raw.session, raw.notes, found)
         try:
-            _write(part, raw, size)
+            _write(part, raw, size, report)
             os.replace(part, folder)
         except OSError as error:
             if not folder.is_dir():  # nobody else was faster
-                reason = "no space is left" if error.errno == errno.ENOSPC else error.strerror
-                raise UserError(f"{folder.parent}: the decoded images cannot be kept there ({reason})") from None
+                raise UserError(_unwritable(folder.parent, (len(raw.y), size, size, raw.channels), error)) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return _open(folder)
 
 
-def _write(part: Path, raw: Raw, size: int | None) -> None:
-    x = np.lib.format.open_memmap(part / "x.npy", mode="w+", dtype=np.uint8, shape=_shape(raw, size))
-    _decode(raw, size, x)
-    x.flush()
+def _fingerprint(root: Path, places: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for place in places:
+        digest.update(f"{place.relative_to(root).as_posix()}\n".encode())
+        files = _files(str(place)) if place.is_dir() else [("", place.stat())]
+        for name, stat in files:
+            digest.update(f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _files(folder: str, inside: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Every file below a folder; there may be a hundred thousand, so no object is made for each."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from _files(entry.path, f"{inside}{entry.name}/")
+            elif not entry.name.startswith("."):
+                yield inside + entry.name, entry.stat()
+
+
+def _write(part: Path, raw: Raw, size: int, report: Callable[[int, int], None]) -> None:
+    # Written, not mapped: where a disk is full, a write is an error, but a mapping kills the process.
+    with (part / "x.npy").open("wb") as file:
+        shape = (len(raw.y), size, size, raw.channels)
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        for block in _decoded(raw, size, report):
+            file.write(np.ascontiguousarray(block).data)
     session = {} if raw.session is None else {"session": raw.session}
     with (part / "labels.npz").open("wb") as file:
         np.savez(file, y=raw.y, **session)  # type: ignore[arg-type]
+    found = statistics(np.load(part / "x.npy", mmap_mode="r")[: raw.train_count])
     about = {"class_names": raw.class_names, "train_count": raw.train_count, "notes": raw.notes}
-    (part / "about.json").write_text(json.dumps(about))
+    (part / "about.json").write_text(json.dumps(about | {"statistics": asdict(found)}))
     for path in part.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -85,50 +122,44 @@ def _open(folder: Path) -> Dataset:
     about = json.loads((folder / "about.json").read_text())
     with np.load(folder / "labels.npz", allow_pickle=False) as labels:
         y, session = labels["y"], labels["session"] if "session" in labels.files else None
-    x = np.load(folder / "x.npy", mmap_mode="r", allow_pickle=False)
+    # Copy on write: torch takes no array that cannot be written to, and nothing that is written reaches the file.
+    x = np.load(folder / "x.npy", mmap_mode="c", allow_pickle=False)
     names, notes = tuple(about["class_names"]), tuple(about["notes"])
-    return Dataset(x, y, names, about["train_count"], session=session, notes=notes)
+    mean, std = (tuple(map(tuple, about["statistics"][name])) for name in ("mean", "std"))
+    found = Normalisation(mean, std)
+    return Dataset(x, y, names, about["train_count"], session=session, notes=notes, statistics=found)
 
 
-def _dataset(x: NDArray[np.uint8], raw: Raw) -> Dataset:
-    return Dataset(x, raw.y, raw.class_names, raw.train_count, session=raw.session, notes=raw.notes)
+def _unwritable(folder: Path, shape: tuple[int, ...], error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return f"{folder}: no space is left for the decoded images, {np.prod(shape) / 1e6:,.0f} MB"
+    return f"{folder}: the decoded images cannot be kept there ({error.strerror})"
 
 
-def _shape(raw: Raw, size: int | None) -> tuple[int, int, int, int]:
-    if isinstance(raw.images, np.ndarray):
-        _, height, width, channels = raw.images.shape
-    else:
-        with _image(raw.images[0]) as first:
-            (width, height), channels = first.size, raw.channels
-    return (len(raw.y), size or height, size or width, channels)
+def _decoded(raw: Raw, size: int, report: Callable[[int, int], None]) -> Iterator[NDArray[np.uint8]]:
+    """Pixels in blocks, resized where images have another size."""
+    images, total = raw.images, len(raw.y)
+    as_they_are = isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)
+    for start in range(0, total, BLOCK):
+        block = images[start : start + BLOCK]
+        yield block if as_they_are else np.stack([_pixels(image, size, raw.channels) for image in block])  # type: ignore[misc]
+        report(min(start + BLOCK, total), total)
 
 
-def _decode(raw: Raw, size: int | None, into: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pixels, resized where another size is asked for."""
-    height, width = into.shape[1:3]
-    images = raw.images
-    if isinstance(images, np.ndarray) and images.shape == into.shape:
-        into[:] = images
-        return into
-    mode = "L" if raw.channels == 1 else "RGB"
-    for i in range(len(into)):
-        picture = (
-            Image.fromarray(images[i].squeeze() if mode == "L" else images[i])
-            if isinstance(images, np.ndarray)
-            else _image(images[i])
-        )
-        with picture:
-            fitted = picture.convert(mode)
-            if fitted.size != (width, height):
-                fitted = fitted.resize((width, height), Image.Resampling.BILINEAR)
-            into[i] = np.asarray(fitted).reshape(into.shape[1:])
-    return into
+def _pixels(image: NDArray[np.uint8] | Path, size: int, channels: int) -> NDArray[np.uint8]:
+    with _picture(image) as picture:
+        fitted = picture.convert("L" if channels == 1 else "RGB")
+        if fitted.size != (size, size):
+            fitted = fitted.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(fitted).reshape(size, size, channels)
 
 
-def _image(path: Path) -> Image.Image:
+def _picture(image: NDArray[np.uint8] | Path) -> Image.Image:
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     try:
-        picture = Image.open(path)
+        picture = Image.open(image)
         picture.load()
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: not a picture that can be read ({error}); fetch or copy it again") from None
+        raise UserError(f"{image}: not a picture that can be read ({error}); fetch or copy it again") from None
     return picture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
 
@@ -35,4 +35,4 @@ def read(files: list[Path], **_: str) -> Raw:
     y = np.concatenate(labels)
     if len(names) != 100 or y.min() < 0 or y.max() >= 100:
         raise UserError(f"{files[2]}: not the 100 classes of CIFAR-100")
-    return Raw(np.concatenate(images), y, names, len(labels[0]), 3)
+    return Raw(np.concatenate(images), y, names, len(labels[0]), 3, notes=fewer("cifar100", len(y), 60_000))

@@ -1,4 +1,4 @@
-"""`fedmes data`: which data sets are there."""
+"""`fedmes data`: which data sets are there, and getting those that are not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedmes.errors import UserError, unknown
+from fedmes.errors import UserError
 
 app = typer.Typer(help="The data sets: what is there, and how to get what is not.", no_args_is_help=True)
 Root = Annotated[Path | None, typer.Option(metavar="DIR", help="where data sets lie; left out: FEDMES_DATA")]
@@ -17,14 +16,37 @@ Root = Annotated[Path | None, typer.Option(metavar="DIR", help="where data sets 
 @app.command("list", epilog="Example: fedmes data list")
 def list_data(root: Root = None) -> None:
     """Show the data sets there are, and whether they were found."""
-    from fedmes.data.catalog import CATALOG, data_root
+    from fedmes.data.catalog import CATALOG, data_root, find
 
     root = root or data_root()
-    console = Console()
     for name, entry in CATALOG.items():
-        found = "found" if root.is_dir() and entry.find(root) else "not found"
-        console.print(f"{name:<16} {found:<10} {entry.summary}", highlight=False)
-    console.print(f"\nlooked for in {root} (FEDMES_DATA or --root names another folder)", highlight=False)
+        print(f"{name:<16} {'found' if find(name, root) else 'not found':<10} {entry.summary}")
+    print(f"\nlooked for in {root} (FEDMES_DATA or --root names another folder)")
+
+
+@app.command(epilog="Example: fedmes data fetch cifar100 emnist --root ~/data")
+def fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="see `fedmes data list`")],
+    root: Root = None,
+) -> None:
+    """Download data sets from their official addresses, or unpack their archives where these are there already.
+
+    A download that broke off goes on where it was.
+    """
+    from fedmes.data import fetch as fetching
+    from fedmes.data.catalog import CATALOG, data_root, find, how_to_get
+
+    root = root or data_root()
+    wanted = [(name, find(name, root)) for name in names]  # whatever is wrong is said before anything is downloaded
+    for name, places in wanted:
+        if not places and CATALOG[name].archive is None:
+            raise UserError(f"{name}: {how_to_get(name, root)}; {CATALOG[name].looked_for} is looked for in {root}")
+    for name, _ in wanted:
+        archive = CATALOG[name].archive
+        if places := find(name, root):  # two data sets may be in one archive
+            print(f"{name}: is in {places[0].parent} already; `fedmes data check {name}` says whether it is complete")
+        elif archive is not None:
+            print(f"{name}: now in {fetching.fetch(archive, root)}")
 
 
 @app.command(epilog="Example: fedmes data check cifar100 --root ~/data")
@@ -33,30 +55,24 @@ def check(
     root: Root = None,
 ) -> None:
     """Read data sets as a run would: complete, or what is missing. Status 1 if the named one cannot be used."""
-    from fedmes.data.catalog import CATALOG, data_root, load
+    from fedmes.data.catalog import CATALOG, data_root, find, how_to_get, load
 
-    if name is not None and name not in CATALOG:
-        raise unknown("data set", name, CATALOG)
     root = root or data_root()
-    console = Console()
-    missing = False
+    usable = True
     for each in [name] if name else list(CATALOG):
-        entry = CATALOG[each]
-        files = entry.find(root) if root.is_dir() else []
-        if not files:
-            missing = True
-            console.print(f"{each}: not in {root}; {entry.looked_for} is looked for; {entry.to_get}", highlight=False)
+        places = find(each, root)
+        if not places:
+            usable = False
+            print(f"{each}: not in {root}; {CATALOG[each].looked_for} is looked for; {how_to_get(each, root)}")
             continue
         try:
             data = load(each, root=root)
         except UserError as error:
-            missing = True
-            console.print(f"{each}: {error}", highlight=False)
+            usable = False
+            print(f"{each}: {error}")
             continue
         train, test = data.train_count or 0, len(data.y) - (data.train_count or 0)
-        what = f"{len(data.class_names)} classes, {train:,} + {test:,} images"
-        console.print(
-            f"{each}: {data.notes[0] if data.notes else 'complete'}: {what}, in {files[0].parent}", highlight=False
-        )
-    if missing and name is not None:
+        state = data.notes[0].removeprefix(f"{each}: ") if data.notes else "complete"
+        print(f"{each}: {state}; {len(data.class_names)} classes, {train:,} + {test:,} images, in {places[0].parent}")
+    if not usable and name is not None:
         raise typer.Exit(1)

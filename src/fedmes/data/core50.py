@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmes import draws
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
 from fedmes.errors import UserError
 
 SESSIONS, OBJECTS = 11, 50
@@ -15,25 +15,24 @@ SESSIONS, OBJECTS = 11, 50
 
 def find(root: Path) -> list[Path]:
     for folder in (root / "core50_128x128", root / "core50", root):
-        if (folder / "s1").is_dir():
-            return sorted(folder.glob("s*/o*/*.png"))
+        sessions = [path for s in range(SESSIONS) if (path := folder / f"s{s + 1}").is_dir()]
+        if sessions:
+            return sessions
     return []
 
 
-def read(files: list[Path], labels: str = "sessions") -> Raw:
+def read(folders: list[Path], labels: str = "sessions") -> Raw:
     """A fifth of each object's frames in a session, drawn once and for all, is for testing. Frames next to each other
     look alike and fall on both sides, so accuracies flatter."""
     cells: dict[tuple[int, int], list[Path]] = {}
-    for path in files:
-        place = path.parent.parent.name[1:], path.parent.name[1:]
-        if not all(part.isdigit() for part in place):
-            continue
-        cells.setdefault((int(place[0]) - 1, int(place[1]) - 1), []).append(path)
-    sessions = sorted({session for session, _ in cells})
-    if missing := [f"s{s + 1}" for s in range(SESSIONS) if s not in sessions]:
-        raise UserError(
-            f"{files[0].parents[2]}: {', '.join(missing)} of 11 session folders are missing; unpack them again"
-        )
+    for folder in folders:
+        for path in sorted(folder.glob("o*/*.png")):
+            if (number := path.parent.name[1:]).isdigit() and 1 <= int(number) <= OBJECTS:
+                cells.setdefault((int(folder.name[1:]) - 1, int(number) - 1), []).append(path)
+    there = {session for session, _ in cells}
+    if missing := [f"s{s + 1}" for s in range(SESSIONS) if s not in there]:
+        where = folders[0].parent
+        raise UserError(f"{where}: {', '.join(missing)} of 11 session folders are missing or empty; unpack it again")
     train, test = [], []
     for (session, thing), frames in sorted(cells.items()):
         order = draws.permutation(len(frames), "core50", session, thing)
@@ -44,7 +43,7 @@ def read(files: list[Path], labels: str = "sessions") -> Raw:
     of_session = np.array([s for _, s, _ in everything])
     of_object = np.array([o for _, _, o in everything])
     pictures = [path for path, _, _ in everything]
-    notes = () if len(files) >= 164_866 else (f"core50: {len(files):,} of 164,866 frames",)
+    notes = fewer("core50", len(pictures), 164_866)
     names = [f"o{o + 1}" for o in range(OBJECTS)]
     if labels == "sessions":
         names = [f"s{s + 1}/{name}" for s in range(SESSIONS) for name in names]

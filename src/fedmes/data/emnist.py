@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
+from fedmes.draws import Ints
 from fedmes.errors import UserError
 
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -33,8 +34,7 @@ def find_letters(root: Path) -> list[Path]:
 
 def read(files: list[Path], **_: str) -> Raw:
     """Of each class at most 2,000 images, in file order; the first 80 % are for training."""
-    (x_train, y_train), (x_test, y_test) = (_pair(*files[i : i + 2]) for i in (0, 2))
-    y = np.concatenate([y_train, y_test])
+    y = np.concatenate([_labels(files[1]), _labels(files[3])])
     if y.max(initial=0) >= len(SYMBOLS):
         raise UserError(f"{files[1]}: labels are not those of EMNIST ByClass")
     counts = np.bincount(y, minlength=len(SYMBOLS))
@@ -53,24 +53,35 @@ def read(files: list[Path], **_: str) -> Raw:
     order = np.concatenate([*train, *test])
     new = np.full(len(SYMBOLS), -1)
     new[kept] = np.arange(CLASSES)
-    images = np.concatenate([x_train, x_test])[order]
     names = tuple(SYMBOLS[label] for label in kept)
-    return Raw(images, new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes))
+    return Raw(_images(files, order), new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes))
 
 
 def read_letters(files: list[Path], **_: str) -> Raw:
-    (x_train, y_train), (x_test, y_test) = (_pair(*files[i : i + 2]) for i in (0, 2))
+    y_train, y_test = _labels(files[1]), _labels(files[3])
     y = np.concatenate([y_train, y_test]) - 1
-    if y.min() < 0 or y.max() > 25:
+    if y.min(initial=0) < 0 or y.max(initial=0) > 25 or not len(y_train) or not len(y_test):
         raise UserError(f"{files[1]}: labels are not those of EMNIST Letters")
-    return Raw(np.concatenate([x_train, x_test]), y, tuple(SYMBOLS[10:36]), len(y_train), 1)
+    notes = fewer("emnist-letters", len(y), 145_600)
+    return Raw(_images(files, np.arange(len(y))), y, tuple(SYMBOLS[10:36]), len(y_train), 1, notes=notes)
 
 
-def _pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    x, y = _idx(images, 3), _idx(labels, 1).astype(np.int64)
-    if len(x) != len(y) or x.shape[1:] != (28, 28):
-        raise UserError(f"{images}: does not fit {labels.name}")
-    return np.ascontiguousarray(x.transpose(0, 2, 1))[..., None], y  # columns come first in these files
+def _labels(path: Path) -> Ints:
+    return _idx(path, 1).astype(np.int64)
+
+
+def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
+    """Rows of the training and test images one after the other. Of the many, only these are copied."""
+    chosen = np.empty((len(rows), 28, 28), np.uint8)
+    start = 0
+    for images, labels in (files[:2], files[2:]):
+        x = _idx(images, 3)
+        if len(x) != len(_labels(labels)) or x.shape[1:] != (28, 28):
+            raise UserError(f"{images}: does not fit {labels.name}")
+        here = (rows >= start) & (rows < start + len(x))
+        chosen[here] = x[rows[here] - start].transpose(0, 2, 1)  # columns come first in these files
+        start += len(x)
+    return chosen[..., None]
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from fedmes.data.cache import Raw
+from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
 
@@ -22,23 +23,26 @@ def find_mini(root: Path) -> list[Path]:
         if all(path.is_file() for path in pickles):
             return pickles
         lists = [folder / f"{part}.csv" for part in PARTS]
-        if all(path.is_file() for path in lists):
-            return [*lists, *sorted((folder / "images").iterdir())]
-        if folder.is_dir():
-            pictures = [path for path in folder.rglob("*") if path.suffix.lower() in PICTURES]
-            if pictures:
-                return sorted(pictures)
+        if all(path.is_file() for path in lists) and (folder / "images").is_dir():
+            return [*lists, folder / "images"]
+        if next(_pictures(folder), None):
+            return [folder]
     return []
 
 
-def read_mini(files: list[Path], **_: str) -> Raw:
+def _pictures(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
+
+
+def read_mini(places: list[Path], **_: str) -> Raw:
     """By file name, the first five sixths of a class (500 of 600) are for training."""
-    if files[0].suffix == ".pkl":
-        return _mini_from_pickles(files)
+    if places[0].suffix == ".pkl":
+        return _mini_from_pickles(places)
     by_class: dict[str, list[Path]] = defaultdict(list)
-    if files[0].suffix == ".csv":
-        pictures = {path.name: path for path in files[3:]}
-        for table in files[:3]:
+    if places[0].suffix == ".csv":
+        *tables, folder = places
+        pictures = {path.name: path for path in _pictures(folder)}
+        for table in tables:
             with table.open(newline="") as lines:
                 for row in csv.DictReader(lines):
                     name, label = row.get("filename"), row.get("label")
@@ -48,16 +52,16 @@ def read_mini(files: list[Path], **_: str) -> Raw:
                         raise UserError(f"{table}: names {name}, which is not in images/")
                     by_class[label].append(pictures[name])
     else:
-        for path in files:
+        for path in _pictures(places[0]):
             by_class[path.parent.name].append(path)
     names = sorted(by_class)
-    cuts = {name: _cut(len(by_class[name]), name, files[0].parent) for name in names}
+    cuts = {name: _cut(len(by_class[name]), name, places[0]) for name in names}
     rows = [sorted(by_class[name], key=lambda path: path.name) for name in names]
     train = [(path, i) for i, paths in enumerate(rows) for path in paths[: cuts[names[i]]]]
     test = [(path, i) for i, paths in enumerate(rows) for path in paths[cuts[names[i]] :]]
     y = np.array([i for _, i in train + test])
     return Raw(
-        [path for path, _ in train + test], y, tuple(names), len(train), 3, notes=_short("miniimagenet", y, 60_000)
+        [path for path, _ in train + test], y, tuple(names), len(train), 3, notes=fewer("miniimagenet", len(y), 60_000)
     )
 
 
@@ -79,32 +83,32 @@ def _mini_from_pickles(files: list[Path]) -> Raw:
     test = [(row, i) for i, name in enumerate(names) for row in rows_of[name][cuts[i] :]]
     x = np.concatenate(images)[[row for row, _ in train + test]]
     y = np.array([i for _, i in train + test])
-    return Raw(x, y, tuple(names), len(train), 3, notes=_short("miniimagenet", y, 60_000))
+    return Raw(x, y, tuple(names), len(train), 3, notes=fewer("miniimagenet", len(y), 60_000))
 
 
 def find_tiny(root: Path) -> list[Path]:
     folder = root / "tiny-imagenet-200"
-    annotations = folder / "val" / "val_annotations.txt"
-    if not annotations.is_file() or not (folder / "train").is_dir():
-        return []
-    return [annotations, *sorted(folder.glob("train/*/images/*")), *sorted(folder.glob("val/images/*"))]
+    places = [folder / "val" / "val_annotations.txt", folder / "train", folder / "val" / "images"]
+    return places if all(place.exists() for place in places) else []
 
 
-def read_tiny(files: list[Path], **_: str) -> Raw:
+def read_tiny(places: list[Path], **_: str) -> Raw:
     """The official validation set is for testing."""
-    folder = files[0].parents[1]
-    train = [path for path in files[1:] if path.parents[2].name == "train"]
+    annotations, training, validation = places
+    train = sorted(training.glob("*/images/*"))
     names = sorted({path.parents[1].name for path in train})
     number = {name: i for i, name in enumerate(names)}
     test = []
-    for line in files[0].read_text().splitlines():
-        picture, label = line.split("\t")[:2]
-        if label not in number:
-            raise UserError(f"{files[0]}: class {label} has no training images")
-        test.append((folder / "val" / "images" / picture, number[label]))
+    for line in annotations.read_text().splitlines():
+        picture, *rest = line.split("\t")
+        if (label := rest[0] if rest else "") not in number:
+            raise UserError(f"{annotations}: class {label} has no training images")
+        test.append((validation / picture, number[label]))
+    if not test:
+        raise UserError(f"{annotations}: names no pictures; fetch or copy it again")
     y = np.array([number[path.parents[1].name] for path in train] + [i for _, i in test])
     return Raw(
-        train + [path for path, _ in test], y, tuple(names), len(train), 3, notes=_short("tinyimagenet", y, 110_000)
+        train + [path for path, _ in test], y, tuple(names), len(train), 3, notes=fewer("tinyimagenet", len(y), 110_000)
     )
 
 
@@ -112,7 +116,3 @@ def _cut(count: int, name: str, where: Path) -> int:
     if count < 2:
         raise UserError(f"{where}: class {name} has {count} images; two are needed")
     return min(count - 1, max(1, count * 5 // 6))
-
-
-def _short(name: str, y: np.ndarray, official: int) -> tuple[str, ...]:
-    return () if len(y) >= official else (f"{name}: {len(y):,} of {official:,} images",)

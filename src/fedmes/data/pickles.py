@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -38,7 +37,8 @@ def _latin1(text: str, encoding: str) -> bytes:
 def read_pickle(path: Path) -> dict[str, Any]:
     """A dictionary with text keys."""
     try:
-        content = _PlainData(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+        with path.open("rb") as file:
+            content = _PlainData(file, encoding="latin1").load()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # a damaged pickle may raise anything

@@ -48,8 +48,8 @@ class Engine(Protocol):
     def server_state(self, seed: int) -> Tensors:
         """The server's state as it stands."""
 
-    def predictor(self, seed: int, client: int) -> Tensors:
-        """What predicts for a client as it stands."""
+    def predictor(self, seed: int, client: int) -> Tensors | None:
+        """What predicts for a client as it stands; None: that lies with the client."""
 
     def snapshot(self) -> Tensors:
         """All that the next round depends on, between two rounds."""

@@ -9,8 +9,8 @@ need not wait for each other.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -122,11 +122,7 @@ class Lane:
         step: Callable[[], object] = torch.compile(
             MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
         )
-        if cuda:
-            from fedmes.engines.products import LongProducts
-
-            options["post_grad_custom_post_pass"] = LongProducts()
-        with _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext():
+        with _for_a_gpu(self.method.net.compute is torch.bfloat16) if cuda else nullcontext():
             for _ in range(3):
                 self.clock.zero_()
                 step()
@@ -171,6 +167,17 @@ class Lane:
                 by_type.setdefault(tensor.dtype, []).append(tensor[seed, index])
             self._views[what, seed, index] = list(by_type.values())
         return self._views[what, seed, index]
+
+
+@contextmanager
+def _for_a_gpu(bf16: bool) -> Iterator[None]:
+    """What is compiled meanwhile has its long products in pieces and, in bf16, convolutions of our own."""
+    from torch._inductor import config as inductor  # the compiler: only where something is compiled
+
+    from fedmes.engines.products import LongProducts
+
+    with inductor.patch(post_grad_custom_post_pass=LongProducts()), _own_kernels() if bf16 else nullcontext():
+        yield
 
 
 def _own_kernels() -> AbstractContextManager[None]:

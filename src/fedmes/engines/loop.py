@@ -13,7 +13,7 @@ from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors, broken, put
+from fedmes.functional import Tensors, broken, grown, put
 from fedmes.plan import Round
 
 
@@ -69,6 +69,20 @@ def client_score(
     return rows
 
 
+def server_round(
+    method: Method, bc: Tensors, uploads: dict[int, Tensors], present: list[bool], samples: list[int], place: Tensor
+) -> Tensors:
+    """The server's state after a round, from the uploads of some of all clients; `place`: any tensor where it lies."""
+    if sum(present) < method.config.server.min_clients:
+        return bc
+    somebody = next(iter(uploads.values()))
+    nothing = {name: torch.zeros_like(t) for name, t in somebody.items()}
+    lines = [uploads.get(k, nothing) for k in range(len(present))]
+    stacked = {name: torch.stack([line[name] for line in lines]) for name in somebody}
+    here, counts = torch.tensor(present, device=place.device), place.new_tensor(samples)
+    return bc | tidy(method.aggregate(bc, stacked, here, counts))
+
+
 class LoopEngine:
     """All seeds of a run, round by round."""
 
@@ -102,7 +116,7 @@ class LoopEngine:
             if work is None:
                 continue
             start = time.perf_counter()
-            st = self.clients[s][k] = _tidy(client_round(method, self.clients[s][k], bc, work, site))
+            st = self.clients[s][k] = tidy(client_round(method, self.clients[s][k], bc, work, site))
             up = method.upload(st, site.me(work))
             uploads[k] = up = broken(up) if work.broken else up
             report = {name: float(value) for name, value in method.report(st, bc).items()}
@@ -111,14 +125,7 @@ class LoopEngine:
             seconds = time.perf_counter() - start
             sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
             rows.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds, not present[k]))
-        if sum(present) >= method.config.server.min_clients:
-            somebody = next(iter(uploads.values()))
-            nothing = {name: torch.zeros_like(t) for name, t in somebody.items()}
-            lines = [uploads.get(k, nothing) for k in range(len(present))]
-            stacked = {name: torch.stack([line[name] for line in lines]) for name in somebody}
-            here, counts = torch.tensor(present), torch.tensor(samples, dtype=self.samples.dtype)
-            place = self.samples.device
-            self.servers[s] = bc | _tidy(method.aggregate(bc, stacked, here.to(place), counts.to(place)))
+        self.servers[s] = server_round(method, bc, uploads, present, samples, self.sites[s][0].scale[0])
         return rows
 
     @torch.no_grad()
@@ -150,7 +157,7 @@ class LoopEngine:
     def restore(self, tensors: Tensors) -> None:
         # In the order and in memory of its own: how sums round depends on both, and a file keeps neither.
         def own(part: str, like: Tensors) -> Tensors:
-            return {name: tensors[f"{part}.{name}"].to(self.samples.device, copy=True) for name in like}
+            return {name: grown(tensors[f"{part}.{name}"], fresh) for name, fresh in like.items()}
 
         self.learned = tensors["learned"].tolist()
         for s, row in enumerate(self.clients):
@@ -163,7 +170,7 @@ class LoopEngine:
         return client_predictor(self.method, st, bc, max(self.learned[seed][client], 0), self.sites[seed][client])
 
 
-def _tidy(tensors: Tensors) -> Tensors:
+def tidy(tensors: Tensors) -> Tensors:
     """In plain memory order, as they would come from a file: how products round depends on it."""
     return {name: t.contiguous() for name, t in tensors.items()}
 

@@ -2,7 +2,7 @@
 
 A gradient to a handful of numbers that weigh whole layers (FedWeIT's alphas) is a product whose inner axis has millions
 of elements and whose result has a hundred. A GPU library gives such a result to one multiprocessor, which walks the
-axis from end to end while all others wait. Here the axis is cut, and the pieces are multiplied side by side and added up.
+axis from end to end while all others wait. Here the axis is cut; pieces are multiplied side by side and added up.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from fedmes.engines.captured import Captured
 from fedmes.engines.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.engines.loop import client_predictor
 from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import Tensors, broken, put
+from fedmes.functional import Tensors, broken, grown, put
 from fedmes.plan import Plan, Round
 
 TOGETHER = 128  # samples of each client in one forward pass outside of training
@@ -315,7 +315,7 @@ class StackedEngine:
     def restore(self, tensors: Tensors) -> None:
         for part, mine in (("server", self.server), ("client", self.state)):
             for name, t in mine.items():
-                t.copy_(tensors[f"{part}.{name}"])
+                t.copy_(grown(tensors[f"{part}.{name}"], t))
         self.learned[:] = tensors["learned"].numpy()
 
     @torch.no_grad()

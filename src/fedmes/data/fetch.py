@@ -1,0 +1,164 @@
+"""Official archives: a download that broke off goes on where it was, is checked, and unpacked whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from fedmes.data.bars import Report, bar
+from fedmes.errors import UserError
+
+PATIENCE = 30  # seconds without an answer
+BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Archive:
+    url: str
+    md5: str
+    folder: str  # what it unpacks to
+
+    @property
+    def file(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+def fetch(archive: Archive, root: Path) -> Path:
+    """The archive's folder under the root. An archive that lies there is unpacked and stays; one that is downloaded
+    goes when it is unpacked."""
+    import pooch
+    import requests
+
+    folder, file = root / archive.folder, root / archive.file
+    if folder.exists():
+        raise UserError(f"{folder} is there but not complete; move it away, then fetch again")
+    pooch.get_logger().setLevel("WARNING")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if file.exists() and pooch.file_hash(file, "md5") != archive.md5:
+            os.replace(file, aside := file.with_name(f"{file.name}.wrong"))
+            raise UserError(
+                f"{file}: not the official archive, or not all of it (its MD5 is not {archive.md5}); "
+                f"it was renamed to {aside.name}; run this again to download"
+            )
+        found = file.exists()
+        with bar(f"fetching {file.name}", in_bytes=True) as report:
+            download = _Download(file.with_name(f"{file.name}.part"), report)
+            pooch.retrieve(archive.url, f"md5:{archive.md5}", file.name, root, downloader=download)
+        with bar(f"unpacking {file.name}") as report:
+            _unpack(file, folder, report)
+        if not found:
+            file.unlink()
+    except requests.RequestException as error:
+        raise UserError(
+            f"{archive.url}: {_reason(error)}; try again later (what has come is kept), or put {file.name} into {root} "
+            "and run this again"
+        ) from None
+    except ValueError:  # pooch: the checksum; it has removed the file
+        raise UserError(
+            f"{archive.url}: what came has not the MD5 {archive.md5} and was removed; run this again"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError(f"{root}: no space is left; make some and run this again, it goes on from here") from None
+        raise UserError(f"{error.filename or root}: {error.strerror or error}") from None
+    return folder
+
+
+class _Download:
+    """pooch's way to get a file, kept in a part file from try to try."""
+
+    def __init__(self, part: Path, report: Report) -> None:
+        self.part, self.report = part, report
+
+    def __call__(self, url: str, output: str, _: object) -> None:
+        import requests
+
+        while True:
+            had = self._size()
+            try:
+                self._go_on(url, had)
+                break
+            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+                if self._size() <= had:  # not even a little came
+                    raise
+        os.replace(self.part, output)
+
+    def _size(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _go_on(self, url: str, had: int) -> None:
+        import requests
+
+        wanted = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={had}-"} if had else {})
+        with requests.get(url, headers=wanted, stream=True, timeout=PATIENCE) as answer:
+            if had and answer.status_code == 416:  # there is no more; the checksum says whether this is it
+                return
+            answer.raise_for_status()
+            done = had if answer.status_code == 206 else 0
+            length = answer.headers.get("Content-Length")
+            total = None if length is None else done + int(length)
+            with self.part.open("ab" if done else "wb") as file:
+                for block in answer.iter_content(BLOCK):
+                    file.write(block)
+                    done += len(block)
+                    self.report(done, total)
+
+
+def _reason(error: Exception) -> str:
+    import requests
+
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"the server answers with status {error.response.status_code}"
+    if isinstance(error, requests.Timeout):
+        return f"no answer for {PATIENCE} seconds"
+    if isinstance(error, requests.exceptions.SSLError):
+        return "the server's certificate is not valid"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection broke off"
+    return "no connection; is this machine online?"
+
+
+def _unpack(file: Path, folder: Path, report: Report) -> None:
+    """Into another place first, so that the folder is there only when it is complete."""
+    place = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+    try:
+        for number, (name, total, content) in enumerate(_members(file)):
+            path = PurePosixPath(name.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts or ":" in name:
+                raise UserError(f"{file}: holds {name}, which would lie elsewhere; nothing was unpacked")
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            with (place / path).open("wb") as target:
+                shutil.copyfileobj(content, target, 1 << 20)
+            report(number + 1, total)
+        if not (place / folder.name).is_dir():
+            raise UserError(f"{file}: holds no folder {folder.name}")
+        os.replace(place / folder.name, folder)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{file}: truncated or damaged ({error}); delete it and run this again") from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _members(file: Path) -> Iterator[tuple[str, int | None, IO[bytes]]]:
+    """Name and content of every file; links and the like are none. A tar file does not say how many there are."""
+    if file.suffix == ".zip":
+        with zipfile.ZipFile(file) as archive:
+            files = [info for info in archive.infolist() if not info.is_dir()]
+            for info in files:
+                with archive.open(info) as content:
+                    yield info.filename, len(files), content
+    else:
+        with tarfile.open(file) as tar:
+            for member in tar:
+                if member.isfile() and (reader := tar.extractfile(member)) is not None:
+                    yield member.name, None, reader

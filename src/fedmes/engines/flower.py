@@ -1,0 +1,338 @@
+"""Clients on sites of their own, reached through Flower: its simulation, or a SuperLink with SuperNodes.
+
+A client's half is sites.py, the server's half is here. A message to a site holds the configuration, the round, and the
+server's state; an answer holds what the method uploads and a few numbers about it (sites.Answer), and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from fedmes import draws, wire
+from fedmes.config import Config
+from fedmes.contract import Me, Method
+from fedmes.engines import RoundRow, Score
+from fedmes.engines.loop import server_round
+from fedmes.errors import UserError
+from fedmes.experiment import numerics
+from fedmes.functional import Tensors, put
+from fedmes.sites import Answer, Desk
+
+POLL = 0.1  # seconds between looks for answers
+GATHERING = 60.0  # seconds that the server waits for all sites before it begins with those who are there
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _records(order: dict[str, Any], tensors: Tensors, privacy: dict[str, float] | None = None) -> RecordDict:
+    arrays = ArrayRecord({name: _array(t) for name, t in tensors.items()})
+    return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({"json": json.dumps(order), **(privacy or {})})})
+
+
+def _array(t: Tensor) -> Any:
+    from flwr.app import Array
+
+    return Array(t.detach().cpu().contiguous().numpy())
+
+
+def _read(message: Message) -> tuple[dict[str, Any], Tensors]:
+    arrays = message.content.array_records["tensors"]
+    text = message.content.config_records["fedmes"]["json"]
+    assert isinstance(text, str)
+    return json.loads(text), {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+
+
+# --- a site -----------------------------------------------------------------------------------------------------------
+
+# From the server's configuration, a seed (by its place) and what the SuperNode was started with to a name and a desk.
+OpenDesk = Callable[[Config, int, dict[str, Any]], tuple[str, Desk]]
+
+
+def client_app(open_desk: OpenDesk) -> ClientApp:
+    app = ClientApp()
+
+    def answer(message: Message, context: Context, work: Callable[[Desk, dict[str, Any], Tensors], Answer]) -> Message:
+        order, tensors = _read(message)
+        try:
+            config = Config.model_validate(order["config"])
+            with numerics(config):
+                name, desk = open_desk(config, order["seed"], dict(context.node_config))
+                done = work(desk, order, tensors)
+            facts = {"name": name, **done.facts}
+        except UserError as error:
+            return Message(_records({"error": str(error)}, {}), reply_to=message)
+        return Message(_records(facts, wire.pack(done.upload)), reply_to=message)
+
+    def received(desk: Desk, order: dict[str, Any], tensors: Tensors) -> Tensors:
+        each, kept = desk.method.sent_down(desk.method.server(desk.initial))
+        try:
+            sent = wire.unpack({name: tensors.pop(name) for name in order["each"]}, each)
+            rest = wire.unpack(tensors, kept) if order["kept"] else None
+        except (ValueError, KeyError) as error:
+            raise UserError(f"the server's state does not fit this site's method ({error})") from None
+        without_masks = {name: t for name, t in (rest or {}).items() if not name.endswith("#mask")}
+        return desk.receive(sent, without_masks if rest is not None else None, order["version"])
+
+    @app.query()
+    def hello(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda desk, order, tensors: desk.hello())
+
+    @app.train(mods=[_privacy])
+    def train(message: Message, context: Context) -> Message:
+        return answer(
+            message, context, lambda desk, order, tensors: desk.train(order["round"], received(desk, order, tensors))
+        )
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answer(message, context, lambda desk, order, tensors: desk.evaluate(received(desk, order, tensors)))
+
+    return app
+
+
+def _privacy(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Flower's clipping, or clipping and noise, where the configuration asks for it."""
+    order, _ = _read(message)
+    options = order["config"]["privacy"]
+    if options["clip"] is None:
+        return call_next(message, context)
+    inner: list[Message] = []
+
+    def keep(message: Message, context: Context) -> Message:
+        inner.append(call_next(message, context))
+        return inner[0]
+
+    if options["epsilon"] is None:
+        outer = fixedclipping_mod(message, context, keep)
+    else:
+        noise = LocalDpMod(options["clip"], options["clip"], options["epsilon"], options["delta"])
+        outer = noise(message, context, keep)
+    sent_something = not inner[0].has_error() and len(inner[0].content.array_records["tensors"])
+    return outer if sent_something else inner[0]
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+class FlowerEngine:
+    """The server's half of all seeds of a run. Sites keep their own state; what they have done stays done."""
+
+    compile_seconds = 0.0
+
+    def __init__(self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid) -> None:
+        self.method, self.config, self.grid = method, config, grid
+        self.servers = [method.server(params) for params in initial]
+        self.upload = method.upload(method.init(initial[0], _anybody(config, initial[0])), _anybody(config, initial[0]))
+        self.versions = [0] * len(initial)  # of that part of the state which is sent when it has changed
+        self.nodes: dict[int, int] = {}  # client -> Flower's node
+        self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that lies there
+        self.names: dict[int, str] = {}
+        self.refused: dict[int, str] = {}  # node -> why it is not asked
+        self.failures: Counter[str] = Counter()
+        self.ended: list[tuple[int, int]] = []
+        self.waiting = True  # does any site have something left to learn?
+        self._gather()
+
+    @property
+    def notes(self) -> list[str]:
+        absent = [f"{name}: no answer in {count} rounds" for name, count in sorted(self.failures.items())]
+        return absent + sorted(set(self.refused.values()))
+
+    # -- who is there
+
+    def _gather(self) -> None:
+        """Wait for all sites for a while, and for as many as are needed as long as it takes."""
+        began = time.monotonic()
+        while len(self.nodes) < self.config.clients:
+            self._meet()
+            late = time.monotonic() - began > GATHERING
+            if late and len(self.nodes) >= self.config.server.min_clients:
+                break
+            if late and self.refused:
+                raise UserError("; ".join(sorted(set(self.refused.values()))))
+            if time.monotonic() - began > self.config.server.timeout:
+                raise UserError(f"{len(self.nodes)} of {self.config.clients} sites have come; nobody to begin with")
+            time.sleep(POLL)
+
+    def _meet(self) -> None:
+        """Ask nodes that are new who they are."""
+        known = {*self.nodes.values(), *self.refused}
+        new = [node for node in self.grid.get_node_ids() if node not in known]
+        for s in range(len(self.servers)):
+            orders = {node: self._message("query", node, s, {}, {}) for node in new if node not in self.refused}
+            for node, (facts, _) in self._exchange(orders).items():
+                if "error" in facts:
+                    self.refused[node] = facts["error"]
+                    continue
+                k = int(facts["client"])
+                self.nodes[k], self.names[k], self.held[s, k] = node, str(facts["name"]), int(facts["version"])
+
+    def anything_to_do(self) -> bool:
+        """Does any site have something left to learn? If none has, they are asked again for a while."""
+        deadline = time.monotonic() + self.config.server.patience
+        while not self.waiting and time.monotonic() < deadline:
+            self._meet()
+            orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
+            self.waiting = any(bool(facts.get("waiting")) for facts, _ in self._exchange(orders).values())
+            time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
+        return self.waiting
+
+    # -- messages
+
+    def _message(self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors) -> Message:
+        privacy = {"clipping_norm": self.config.privacy.clip} if self.config.privacy.clip is not None else None
+        order = {"config": self.config.as_dict(), "seed": s, **order}
+        return Message(_records(order, tensors, privacy), message_type=kind, dst_node_id=node)
+
+    def _exchange(self, orders: dict[int, Message]) -> dict[int, tuple[dict[str, Any], Tensors]]:
+        """Messages to some clients, and the answers of those who gave one in time."""
+        ids = list(self.grid.push_messages(orders.values()))
+        waiting = dict(zip(ids, orders, strict=True))  # an error's sender is not the node that failed, its id tells
+        answers: dict[int, tuple[dict[str, Any], Tensors]] = {}
+        deadline = time.monotonic() + self.config.server.timeout
+        while waiting and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(waiting)):
+                to = waiting.pop(reply.metadata.reply_to_message_id)
+                if not reply.has_error():
+                    answers[to] = _read(reply)
+            if waiting:
+                time.sleep(POLL)
+        return answers
+
+    def _ask(self, kind: str, s: int, clients: Iterable[int], g: int) -> tuple[dict[int, Any], dict[int, int]]:
+        """The server's state to some clients: their answers, and how many bytes went to each."""
+        each, kept = self.method.sent_down(self.servers[s])
+        sent, rest = wire.pack(each), wire.pack(kept)
+        orders, size = {}, {}
+        for k in clients:
+            stale = self.held.get((s, k)) != self.versions[s]
+            order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
+            orders[k] = self._message(kind, self.nodes[k], s, order, sent | rest if stale else sent)
+            size[k] = int(wire.size(each)) + (int(wire.size(kept)) if stale else 0)
+        answers = self._exchange(orders)
+        for k in orders:
+            if k not in answers or "error" in answers[k][0]:
+                reason = answers[k][0]["error"] if k in answers else "no answer"
+                self.failures[f"{self.names[k]}: {reason}"] += 1
+                self.held.pop((s, k), None)
+                answers.pop(k, None)
+            else:
+                self.held[s, k] = int(answers[k][0]["version"])
+        return answers, size
+
+    # -- the engine
+
+    @torch.no_grad()
+    def round(self, g: int) -> list[RoundRow]:
+        self._meet()
+        self.ended, self.waiting = [], False
+        return [row for s in range(len(self.servers)) for row in self._seed_round(s, g)]
+
+    def _seed_round(self, s: int, g: int) -> list[RoundRow]:
+        rows, uploads = [], {}
+        present, samples = [False] * self.config.clients, [0] * self.config.clients
+        answers, size = self._ask("train", s, self._chosen(g), g)
+        for k, (facts, packed) in sorted(answers.items()):
+            self.waiting |= bool(facts["waiting"])
+            if facts["ended"]:
+                self.ended.append((s, k))
+            if "position" not in facts:
+                continue  # it had nothing to do
+            try:
+                uploads[k] = up = wire.unpack(packed, self.upload)
+                present[k] = all(bool(torch.isfinite(t).all()) for t in up.values())
+            except ValueError as error:
+                self.failures[f"{self.names[k]}: {error}"] += 1
+            samples[k] = int(facts["samples"])
+            sent = int(wire.size(uploads[k])) if k in uploads else 0
+            about = (int(facts["position"]), int(facts["index"]), facts["report"])
+            rows.append(RoundRow(s, k, *about, sent, size[k], float(facts["seconds"]), not present[k]))
+        if uploads:
+            before = self.servers[s]
+            place = next(iter(self.method.net.initial.values()))
+            after = self.servers[s] = server_round(self.method, before, uploads, present, samples, place)
+            old, new = self.method.sent_down(before)[1], self.method.sent_down(after)[1]
+            self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
+        return rows
+
+    def _chosen(self, g: int) -> list[int]:
+        """A share of the sites. In a simulation the schedule says who takes part, and everybody is asked."""
+        here = sorted(self.nodes)
+        if not self.config.federation.sites:
+            return here
+        count = -(-len(here) * self.config.server.fraction // 1)
+        order = draws.permutation(len(here), self.config.seeds[0], "participation", g)
+        return sorted(here[i] for i in order[: int(count)])
+
+    @torch.no_grad()
+    def evaluate(self, g: int) -> list[Score]:
+        scores = []
+        for s in range(len(self.servers)):
+            answers, _ = self._ask("evaluate", s, [k for seed, k in self.ended if seed == s], g)
+            for k, (facts, _) in sorted(answers.items()):
+                accuracy = {kind: [(a, b) for a, b in pairs] for kind, pairs in facts["accuracy"].items()}
+                scores.append(Score(s, k, int(facts["position"]), accuracy))
+        return scores
+
+    def server_state(self, seed: int) -> Tensors:
+        return self.servers[seed]
+
+    def predictor(self, seed: int, client: int) -> None:
+        """A site's model stays at the site."""
+        return
+
+    def snapshot(self) -> Tensors:
+        tensors: Tensors = {"versions": torch.tensor(self.versions)}
+        for s, server in enumerate(self.servers):
+            tensors |= put(f"server.{s}", server)
+        return tensors
+
+    def restore(self, tensors: Tensors) -> None:
+        self.versions = tensors["versions"].tolist()
+        for s, server in enumerate(self.servers):  # in its own order, which decides how sums round
+            self.servers[s] = {name: tensors[f"server.{s}.{name}"] for name in server}
+
+
+def _anybody(config: Config, params: Tensors) -> Me:
+    """A client that stands nowhere, to see the shapes of what clients send."""
+    classes = len(params["head.bias"]) if "head.bias" in params else len(params["head.weight"])
+    number, weight = torch.zeros((), dtype=torch.int64), next(iter(params.values())).new_zeros(())
+    yes, seen = torch.tensor(True), torch.zeros(classes, dtype=torch.bool)
+    return Me(number, number, yes, yes, weight, weight, seen.expand(config.tasks, -1), seen, number, number)
+
+
+# --- a simulation -----------------------------------------------------------------------------------------------------
+
+
+def simulate(config: Config, open_desk: OpenDesk, serve: Callable[[Grid], None]) -> None:
+    """All sites on this machine, each message to one of them in a worker process of Flower's simulation."""
+    from flwr.simulation import run_simulation
+
+    app = ServerApp()
+    failed: list[BaseException] = []
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid)
+        except BaseException as error:  # to be raised where the simulation was asked for
+            failed.append(error)
+
+    run_simulation(app, client_app(open_desk), config.clients, backend_config={"client_resources": {"num_cpus": 1.0}})
+    if failed:
+        raise failed[0]

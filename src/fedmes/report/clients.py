@@ -1,0 +1,173 @@
+"""What the page tells of single clients: their tasks, their accuracy matrices and, if asked for, their memories."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedmes.metrics import Floats
+from fedmes.report import series
+from fedmes.report.gather import Group, Run
+from fedmes.report.rows import Row
+
+DIGITS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+MISSING = 4095
+MATRIX_BUDGET = 4_500_000  # characters of single seeds' matrices in a page
+SAMPLE_BUDGET = 12_000_000  # characters of images in a page
+SIDE = 48  # pixels of a thumbnail at most
+
+
+def streams(group: Group) -> list[dict[str, Any] | None]:
+    """By seed: who has which classes of which task; None where no run of the group has kept its split file."""
+    return [next(filter(None, (_stream(run, seed) for run in group.runs)), None) for seed in group.seeds]
+
+
+def _stream(run: Run, seed: int) -> dict[str, Any] | None:
+    folder = Path(run.directory) / f"seed{seed}"
+    try:
+        content = json.loads((folder / "split.json").read_bytes())
+        return {
+            "clients": [
+                {
+                    "name": str(client["name"]),
+                    "tasks": [
+                        {
+                            "name": str(task["name"]),
+                            "classes": [int(label) for label in task["classes"]],
+                            "train": len(task["train"]),
+                            "test": len(task["test"]),
+                        }
+                        for task in client["tasks"]
+                    ],
+                }
+                for client in content["clients"]
+            ]
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def client_names(group: Group, found: Sequence[dict[str, Any] | None]) -> list[str]:
+    """Clients by their own names; by number where those are not known."""
+    numbers = [str(k) for k in range(group.config.clients)]
+    for stream in found:
+        if stream is not None and len(stream["clients"]) == len(numbers):
+            return [client["name"] for client in stream["clients"]]
+    return numbers
+
+
+def class_names(group: Group) -> list[str] | None:
+    """The names of the classes; None where no run has kept its client directories, or they are the numbers anyway."""
+    for run in group.runs:
+        try:
+            path = Path(run.directory) / f"seed{run.config.seeds[0]}/client0/client.json"
+            names = [str(name) for name in json.loads(path.read_bytes())["class_names"]]
+            return None if names == [str(i) for i in range(len(names))] else names
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def pack(values: Floats) -> str:
+    """Accuracies in thousandths, two characters each, row by row with i <= t alone; see `unpack` in page.js."""
+    tasks = values.shape[-1]
+    t, i = np.tril_indices(tasks)
+    scaled = np.nan_to_num(flat := values[..., t, i].ravel()) * 1000
+    codes = np.where(np.isnan(flat), MISSING, np.rint(scaled)).astype(np.int64)
+    for place in np.flatnonzero(np.abs(scaled % 1 - 0.5) < 1e-6):  # a half, more or less: as it is printed elsewhere
+        codes[place] = MISSING if np.isnan(flat[place]) else round(float(f"{flat[place]:.3f}") * 1000)
+    return np.stack([DIGITS[codes >> 6], DIGITS[codes & 63]], axis=-1).tobytes().decode()
+
+
+def matrices(rows_by_group: Sequence[Sequence[Row]]) -> list[list[dict[str, Any]]]:
+    """For each row of each group: by score the packed matrices of all clients, for the mean over seeds and, unless the
+    page would become too large, for each seed."""
+    rows = [row for own in rows_by_group for row in own]
+    values = [len(row.run.config.seeds) * row.run.config.clients * row.run.config.tasks**2 for row in rows]
+    each = 2 * sum(values) <= MATRIX_BUDGET  # two scores, two characters, half a square
+    return [
+        [
+            {
+                "mean": _packed(row, None),
+                "seeds": [_packed(row, place) for place in range(len(row.run.config.seeds))]
+                if each and len(row.run.config.seeds) > 1
+                else [],
+            }
+            for row in own
+        ]
+        for own in rows_by_group
+    ]
+
+
+def _packed(row: Row, seed: int | None) -> dict[str, list[str]]:
+    result = row.run.result
+    return {
+        score: [pack(series.matrix(result, name + row.suffix, k, seed)) for k in range(result.config.clients)]
+        for score, name in series.SCORES.items()
+    }
+
+
+class Album:
+    """Thumbnails of memories, each kept once: methods with the same memory options remember the same samples."""
+
+    def __init__(self) -> None:
+        self.sheets: dict[str, dict[str, Any]] = {}
+        self.spent = 0
+        self.full = False
+
+    def add(self, folder: Path) -> str | None:
+        """The key of a client's sheet; None where there is no memory, no image in it, or no room left."""
+        try:
+            with np.load(folder / "memory.npz", allow_pickle=False) as file:
+                x, y, task = file["x"], file["y"], file["task"]
+        except Exception:  # missing, or whatever a damaged file makes numpy raise: then there are no thumbnails
+            return None
+        if x.ndim != 4 or not len(x):
+            return None
+        key = hashlib.sha256(x.tobytes() + y.tobytes() + task.tobytes()).hexdigest()[:16]
+        if key not in self.sheets:
+            order = np.lexsort((y, task))
+            sheet = _sheet(x[order])
+            if self.spent + len(sheet["png"]) > SAMPLE_BUDGET:
+                self.full = True
+                return None
+            self.spent += len(sheet["png"])
+            self.sheets[key] = sheet | {"y": y[order].tolist(), "task": task[order].tolist()}
+        return key
+
+
+def _sheet(images: np.ndarray) -> dict[str, Any]:
+    """All images [N, H, W, C] beside and below each other as one PNG."""
+    images = images if images.dtype == np.uint8 else _bytes(images)
+    images = images if images.shape[-1] in (1, 3) else images.mean(axis=-1, keepdims=True).astype(np.uint8)
+    thumbs = [_thumb(image) for image in images]
+    width, height = thumbs[0].size
+    columns = int(np.ceil(np.sqrt(len(thumbs))))
+    rows = -(-len(thumbs) // columns)
+    sheet = Image.new(thumbs[0].mode, (columns * width, rows * height))
+    for place, thumb in enumerate(thumbs):
+        sheet.paste(thumb, (place % columns * width, place // columns * height))
+    out = io.BytesIO()
+    sheet.save(out, "PNG", optimize=True)
+    png = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return {"png": png, "columns": columns, "rows": rows, "width": width, "height": height}
+
+
+def _thumb(image: np.ndarray) -> Image.Image:
+    thumb = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    thumb.thumbnail((SIDE, SIDE))
+    return thumb
+
+
+def _bytes(images: np.ndarray) -> np.ndarray:
+    """Values of any range as greys from the smallest to the largest."""
+    low, high = float(np.nanmin(images)), float(np.nanmax(images))
+    return (np.nan_to_num(images - low) / (high - low or 1) * 255).astype(np.uint8)

@@ -1,0 +1,278 @@
+"""Result directories: found, checked, and put into groups whose members may be compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmes import __version__, results
+from fedmes.config import Config
+from fedmes.errors import UserError
+from fedmes.metrics import Floats
+from fedmes.report import series
+from fedmes.results import Result
+
+RUN_FILES = ("config.toml", "result.json", "accuracy.npz", "rounds.csv")
+DEPTH = 3  # runs/ holds compare's folder, which holds the methods' folders
+HOW = ("engine.", "device", "output.", "comm.")  # how a run was computed, not what
+
+
+@dataclass(frozen=True)
+class Run:
+    """A result, what it is called in this report, and the columns of its `rounds.csv` as numbers."""
+
+    label: str
+    result: Result  # without its rounds: as text they are a hundred times larger
+    rounds: Mapping[str, Floats]
+    directory: str = ""  # as the user named it
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(result: Result, label: str = "", directory: str = "", versions: Mapping[str, str] | None = None) -> Run:
+        rounds = series.round_table(result)
+        return Run(label or method_name(result.config), replace(result, rounds=[]), rounds, directory, versions or {})
+
+    @property
+    def config(self) -> Config:
+        return self.result.config
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        return self.result.metrics
+
+    @cached_property
+    def metrics_nolip(self) -> dict[str, Any] | None:
+        """Of the network alone; None for a method without a vote of the memory."""
+        return self.result.metrics_nolip
+
+    @property
+    def left_out(self) -> int:
+        """Updates that were not finite."""
+        return self.result.left_out
+
+    @property
+    def keeps_all_data(self) -> bool:
+        """Such a run says what would be possible; it does not compete."""
+        config = self.config
+        return config.method == "joint" or (config.method == "knn-per" and config.knnper.store == "all")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one benchmark with equal splits and seeds."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def config(self) -> Config:
+        return self.runs[0].config
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.config.seeds
+
+    @property
+    def title(self) -> str:
+        config = self.config
+        seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
+        name = config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
+        return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    directory: str
+    reason: str
+
+
+def gather(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
+    """The groups of all finished runs in and under these directories, and what could not be used."""
+    groups: dict[str, list[Run]] = {}
+    left_out: list[LeftOut] = []
+    met: set[Path] = set()
+    for path in paths:
+        found = list(_find(path, DEPTH))
+        if not found:
+            there = "holds no run" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
+            left_out.append(LeftOut(str(path), there))
+        for directory in found:
+            if directory.resolve() in met:
+                continue
+            met.add(directory.resolve())
+            try:
+                run = _open(directory)
+            except UserError as error:
+                left_out.append(LeftOut(str(directory), str(error)))
+            else:
+                groups.setdefault(_same_data(run.result), []).append(run)
+    return [Group(_labelled(runs)) for runs in groups.values()], left_out
+
+
+def _find(path: Path, depth: int) -> Iterator[Path]:
+    """The run directories in and under a folder; a run's own folders are not searched."""
+    try:
+        if any((path / name).is_file() for name in RUN_FILES):
+            yield path
+        elif depth > 0 and path.is_dir():
+            for inner in sorted(path.iterdir()):
+                if inner.is_dir() and not inner.name.startswith("."):
+                    yield from _find(inner, depth - 1)
+    except OSError:  # a folder that may not be read holds nothing for us
+        return
+
+
+def _open(directory: Path) -> Run:
+    """A run whose files are whole and agree; else a UserError that says why not."""
+    if not (directory / "result.json").is_file():
+        raise UserError("unfinished: there is no result.json, which is written last")
+    try:
+        versions = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")).get("versions", {})
+        versions = {str(name): str(version) for name, version in versions.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"broken: config.toml cannot be read ({_one_line(error)})") from None
+    made_by = versions.get("fedmes", "source")
+    if made_by != "source" and made_by.split(".")[:2] != __version__.split(".")[:2]:
+        raise UserError(f"made by fedmes {made_by}, this is {__version__}: report it with that version, or run it anew")
+    try:
+        run = Run.of(results.load(directory), directory=str(directory), versions=versions)
+        _check(run, json.loads((directory / "result.json").read_bytes()))
+    except UserError as error:
+        raise UserError(f"broken: {_one_line(error).removeprefix(f'{directory}: ')}") from None
+    except Exception as error:  # whatever damaged files make numpy, zipfile, zlib, csv or json raise
+        raise UserError(f"broken: {type(error).__name__}: {_one_line(error)}") from None
+    return run
+
+
+def _check(run: Run, content: Mapping[str, Any]) -> None:
+    result, config = run.result, run.config
+    shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
+    names = set(result.accuracy)
+    if names not in ({"acc", "acc_masked"}, {"acc", "acc_masked", "acc_nolip", "acc_masked_nolip"}):
+        raise UserError(f"accuracy.npz holds {', '.join(sorted(names)) or 'nothing'}")
+    for name, values in result.accuracy.items():
+        if values.shape != shape or values.dtype.kind != "f":
+            raise UserError(f"accuracy.npz: {name} is {values.dtype} {values.shape}, not floats {shape}")
+        if bool(np.any((values < 0) | (values > 1))):
+            raise UserError(f"accuracy.npz: {name} has values that are no accuracies")
+    for name in ("method", "benchmark", "seeds", "clients", "tasks"):
+        if content[name] != getattr(config, name):
+            raise UserError(f"result.json and config.toml disagree on {name}")
+    for name, found in (("metrics", run.metrics), ("metrics_nolip", run.metrics_nolip)):
+        if not _equal(content.get(name), found):
+            raise UserError(f"result.json and accuracy.npz disagree on {name}")
+    numbers = [*result.communication.values(), *result.seconds.values(), result.memory_share, result.parameters]
+    wanted = {"up_bytes", "down_bytes", "train", "eval", "compile", "total", "communication_modelled"}
+    if not wanted <= {*result.communication, *result.seconds} or not all(math.isfinite(n) for n in numbers):
+        raise UserError("result.json: communication or seconds are not whole")
+    if not isinstance(result.split_sha256, str) or not all(isinstance(note, str) for note in result.notes):
+        raise UserError("result.json: split_sha256 or notes are no text")
+    if not series.fits(config, run.rounds):
+        raise UserError("rounds.csv: a row of a seed, task, round or client that this run does not have")
+
+
+def _equal(one: Any, two: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return one.keys() == two.keys() and all(_equal(one[key], two[key]) for key in one)
+    if isinstance(one, list) and isinstance(two, list):
+        return len(one) == len(two) and all(map(_equal, one, two))
+    if isinstance(one, float | int) and isinstance(two, float | int):
+        return math.isclose(one, two, rel_tol=0, abs_tol=1e-9)
+    return one is None and two is None
+
+
+def _same_data(result: Result) -> str:
+    """Equal for runs that saw the same samples: a split lists rows of a data set, so that has to be the same too."""
+    config = result.config
+    made_up = config.synthetic.model_dump() if config.benchmark == "synthetic" else None
+    return json.dumps([config.benchmark, result.split_sha256, config.seeds, config.data.model_dump(), made_up])
+
+
+def _labelled(runs: list[Run]) -> tuple[Run, ...]:
+    """A run is called by its method and, among several of one method, by what sets it apart."""
+    labels = []
+    for run in runs:
+        apart = differing([other.config for other in runs if other.config.method == run.config.method])
+        own = flat(run.config)
+        parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if not key.startswith(HOW)]
+        labels.append(" ".join([method_name(run.config), *parts[:3]]))
+    times = Counter(labels)
+    named = [
+        replace(run, label=label if times[label] == 1 else f"{label} [{run.directory}]")
+        for run, label in zip(runs, labels, strict=True)
+    ]
+    return tuple(sorted(named, key=lambda run: _natural(run.label)))
+
+
+def _natural(label: str) -> list[tuple[int, float, str]]:
+    """So that 5 comes before 10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", label)
+    return [(1, float(part), "") if place % 2 else (0, 0.0, part) for place, part in enumerate(parts)]
+
+
+def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """By method: runs that differ in their memory alone, from small to large."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        rest = {key: value for key, value in flat(run.config).items() if not key.startswith(("memory.", *HOW))}
+        alike.setdefault(json.dumps(rest), []).append(run)
+    found: dict[str, list[Run]] = {}
+    for members in alike.values():
+        if len({json.dumps(run.config.memory.size) for run in members}) > 1:
+            name = method_name(members[0].config)
+            name = name if name not in found else members[0].label
+            found[name] = sorted(members, key=lambda run: series.memory_size(run.result))
+    return found
+
+
+def method_name(config: Config) -> str:
+    """A method's name; of one's own, `path/to/file.py:Name`, the class name."""
+    return config.method.rpartition(":")[2]
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every option by its dotted key."""
+    options: dict[str, Any] = {}
+    for key, value in config.as_dict().items():
+        if isinstance(value, dict):
+            options |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            options[key] = value
+    return options
+
+
+def differing(configs: Iterable[Config]) -> list[str]:
+    """The options that are not the same in all of these."""
+    flats = [flat(config) for config in configs]
+    return [key for key in flats[0] if any(other[key] != flats[0][key] for other in flats[1:])]
+
+
+def value_text(value: Any) -> str:
+    """An option's value for a reader."""
+    if value is None:
+        return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) if len(value) <= 4 else f"{min(value)} to {max(value)}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _short(key: str) -> str:
+    return "memory" if key == "memory.size" else "model" if key == "model.name" else key.rpartition(".")[2]
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

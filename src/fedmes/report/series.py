@@ -1,0 +1,144 @@
+"""The numbers behind every figure, on paper and on the page, from a result alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmes import metrics
+from fedmes.config import Config
+from fedmes.metrics import Floats
+from fedmes.results import Result
+
+Rounds = Mapping[str, Floats]
+
+SCORES = {"oblivious": "acc", "masked": "acc_masked"}
+ROUND_QUANTITIES = {
+    "rule2": "share of steps that follow rule 2",
+    "lambda": "lambda",
+    "distance": "distance to the received model",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A mean over seeds and its standard deviation (population), each along one axis."""
+
+    mean: Floats
+    std: Floats
+
+
+def accuracy_by_task(result: Result, score: str) -> Curve:
+    return _over_seeds(_mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 1))
+
+
+def forgetting_by_task(result: Result, score: str) -> Curve:
+    return _over_seeds(_mean(metrics.forgetting_after(result.accuracy[SCORES[score]]), 1))
+
+
+def vote_by_task(result: Result, score: str) -> Curve | None:
+    """What the memory's vote adds to the network alone; None for a method without a vote."""
+    name = SCORES[score]
+    if f"{name}_nolip" not in result.accuracy:
+        return None
+    voted = metrics.accuracy_after(result.accuracy[name])
+    return _over_seeds(_mean(voted, 1) - _mean(metrics.accuracy_after(result.accuracy[f"{name}_nolip"]), 1))
+
+
+def seed_values(result: Result, score: str, suffix: str = "") -> Floats:
+    """Acc_ALL of each seed."""
+    return np.asarray(_mean(metrics.accuracy_after(result.accuracy[SCORES[score] + suffix]), (1, 2)))
+
+
+def client_curves(result: Result, score: str) -> Floats:
+    """A[k, t], the mean over seeds."""
+    return np.asarray(_mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 0))
+
+
+def client_ranges(result: Result, score: str) -> tuple[Floats, Floats, Floats]:
+    """Acc_Client[k], and the lowest and highest A[k, t] over the tasks."""
+    after = metrics.accuracy_after(result.accuracy[SCORES[score]])
+    curves = np.asarray(_mean(after, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        low, high = np.nanmin(curves, axis=1), np.nanmax(curves, axis=1)
+    return np.asarray(_mean(_mean(after, 2), 0)), low, high
+
+
+def five_numbers(result: Result, score: str) -> Floats:
+    """Acc_Task over tasks: lowest, lower quartile, median, upper quartile, highest."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.asarray(np.nanquantile(accuracy_by_task(result, score).mean, [0, 0.25, 0.5, 0.75, 1]))
+
+
+def matrix(result: Result, name: str, client: int, seed: int | None = None) -> Floats:
+    """acc[t, i] of a client: of one seed (by its place), or the mean over seeds."""
+    values = result.accuracy[name][:, client]
+    return np.asarray(_mean(values, 0) if seed is None else values[seed])
+
+
+def round_table(result: Result) -> dict[str, Floats]:
+    """The columns of `rounds.csv` as numbers; NaN where a cell is empty."""
+    names = ("seed", "task", "round", "client", "seconds", "left_out", *ROUND_QUANTITIES)
+    nan = float("nan")
+    return {
+        name: np.array([float(cell) if (cell := row.get(name)) not in (None, "") else nan for row in result.rounds])
+        for name in names
+    }
+
+
+def fits(config: Config, rounds: Rounds) -> bool:
+    """Is every row of a seed, task, round and client of this run?"""
+    limits = (("task", config.tasks), ("round", config.rounds), ("client", config.clients))
+    inside = [(rounds[name] >= 0) & (rounds[name] < limit) for name, limit in limits]
+    return bool(np.all([*inside, np.isin(rounds["seed"], config.seeds)]))
+
+
+def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
+    """A quantity of `rounds.csv` over a client's own rounds: the mean over clients, then over seeds. None where a
+    method has no such quantity."""
+    cells = np.full((len(config.seeds), config.clients, config.tasks * config.rounds), np.nan)
+    seed, step = _places(config, rounds)
+    cells[seed, rounds["client"].astype(int), step] = rounds[name]
+    return None if np.isnan(cells).all() else _over_seeds(_mean(cells, 1))
+
+
+def wall_clock(result: Result, rounds: Rounds) -> tuple[float, float]:
+    """Seconds of one training: computing (measured; a round is as long as its slowest client), and communication
+    (modelled). Where `rounds.csv` is not kept, `result.json` knows."""
+    config = result.config
+    if not len(rounds["seconds"]) and "slowest_client" in result.seconds:
+        return result.seconds["slowest_client"], float(result.seconds["communication_modelled"])
+    slowest = np.zeros((len(config.seeds), config.tasks * config.rounds))
+    np.maximum.at(slowest, _places(config, rounds), np.nan_to_num(rounds["seconds"]))
+    return float(slowest.sum(axis=1).mean()), float(result.seconds["communication_modelled"])
+
+
+def memory_size(result: Result) -> float:
+    """Samples a client may keep, on average."""
+    return float(np.mean(result.config.capacities()))
+
+
+def _places(config: Config, rounds: Rounds) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each row's seed, as its place among the seeds, and its round, counted through all tasks."""
+    order = np.argsort(config.seeds)
+    seed = order[np.searchsorted(np.asarray(config.seeds)[order], rounds["seed"])]
+    return seed, (rounds["task"] * config.rounds + rounds["round"]).astype(np.int64)
+
+
+def _over_seeds(per_seed: Floats) -> Curve:
+    mean = _mean(per_seed, 0)
+    return Curve(np.asarray(mean), np.asarray(np.sqrt(_mean((per_seed - mean) ** 2, 0))))
+
+
+def _mean(values: Floats, axis: int | tuple[int, ...]) -> Any:
+    """The mean of what is there; NaN where nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return np.nanmean(values, axis=axis)

@@ -1,0 +1,55 @@
+"""How a run looks in every figure: a colour, a line style and a marker, so that no reader depends on colour alone.
+
+A method of this package has the same look in every report, and relatives share a colour (fedavg and fedprox, flwf and
+flwf-2t, ...). The colours differ in lightness too and keep a contrast of 3:1 to the background, light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmes.report.gather import Run, method_name
+
+#         blue       orange     green      magenta    grey       sky        gold       brown
+LIGHT = ("#0b5fa5", "#d4620a", "#0a8a68", "#a5367c", "#55585e", "#3591cc", "#957000", "#8a3d2c")
+DARK = ("#69aef0", "#f39a4e", "#41c9a2", "#e88cc2", "#b3b6bb", "#a3d8fb", "#d8b64c", "#d98c79")
+DASHES: Any = ("solid", "dashed", "dotted")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # matplotlib's names; charts.js has the same in this order
+
+
+@dataclass(frozen=True)
+class Look:
+    colour: int
+    dash: int
+    marker: int
+
+
+KNOWN = {
+    "fedmes": Look(0, 0, 0), "fedagem": Look(2, 0, 1), "fedweit": Look(3, 0, 2), "knn-per": Look(6, 0, 3),
+    "flwf": Look(1, 0, 4), "flwf-2t": Look(1, 1, 5), "fedavg": Look(4, 0, 6), "fedprox": Look(4, 1, 0),
+    "ditto": Look(5, 0, 1), "fedrep": Look(5, 1, 2), "local": Look(7, 0, 3), "local-er": Look(7, 1, 4),
+    "joint": Look(7, 2, 5),
+}  # fmt: skip
+
+
+def looks(runs: Sequence[Run]) -> list[Look]:
+    """One look a run; runs that are not known by their method take those that are still free."""
+    taken = {KNOWN[run.label] for run in runs if run.label in KNOWN}
+    order = [Look(c, d, (c + 3 * d) % len(MARKERS)) for d in range(len(DASHES)) for c in range(len(LIGHT))]
+    used = {(look.colour, look.dash) for look in taken}
+    free = [look for look in order if (look.colour, look.dash) not in used] or order
+    found, next_free = [], 0
+    for run in runs:
+        own = KNOWN.get(run.label)
+        if own is None:
+            own = free[next_free % len(free)]
+            next_free += 1
+        found.append(own)
+    return found
+
+
+def method_look(run: Run) -> Look:
+    """The look of a run's method, whatever its settings."""
+    return KNOWN.get(method_name(run.config), Look(0, 0, 0))

@@ -1,0 +1,222 @@
+"""A client on a disk of its own: what a real site does with each message of the server.
+
+Everything a site must not lose lies in its directory: state and position under `checkpoint/` (checkpoint.py), and what
+predicts as a client directory (clientdir.py). Nothing lives in memory between two messages, so a process may be killed
+at any moment; a message that comes twice changes nothing twice.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmes import checkpoint, clientdir, experiment
+from fedmes.config import Config
+from fedmes.contract import Method
+from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
+from fedmes.errors import UserError
+from fedmes.experiment import Prepared
+from fedmes.federation import Site
+from fedmes.functional import Tensors, broken, pick, put
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that leaves a site: what the method uploads, and a few facts and numbers about it."""
+
+    upload: Tensors = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Desk:
+    """One client's part in one federation, in a directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        method: Method,
+        initial: Tensors,
+        site: Site,
+        save_predictor: Callable[[Tensors, int], None],
+        *,
+        scheduled: bool,
+    ) -> None:
+        """`scheduled`: the plan speaks of the server's rounds, as in a simulation; else of the rounds that this site
+        has taken part in, with one task after the other as they arrive."""
+        self.directory, self.method, self.site, self.scheduled = directory, method, site, scheduled
+        self.initial, self.save_predictor = initial, save_predictor
+        self.st = method.init(initial, site.me())
+        self.kept: Tensors = {}  # of the server's state, what comes only when it has changed; and which version it is
+        # the server's last round here, own rounds so far, the tasks begun and ended last
+        self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {"attended": 0}
+        self.saves = 0
+        if (found := checkpoint.latest(directory)) is not None:
+            tensors, stored = found
+            try:  # in its own order, which decides how sums round
+                self.st = {name: tensors[f"client.{name}"] for name in self.st}
+                self.kept = pick(tensors, "kept")
+                self.about = {name: int(stored[name]) for name in self.about}
+                self.saves = int(stored["saves"])
+            except KeyError as error:
+                raise UserError(f"{directory}: its state is of another method or model ({error} is missing)") from None
+
+    def hello(self) -> Answer:
+        """Who this is and where it stands."""
+        now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
+        waiting = bool((self.site.plan.position[now:] >= 0).any())
+        return self._answer(client=int(self.site.index), round=self.about["round"], waiting=waiting)
+
+    def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
+        """The server's state, put together from what comes each time and what came earlier."""
+        if kept is not None:
+            self.kept, self.about["version"] = kept, version
+        if self.about["version"] != version:
+            raise UserError("a part of the server's state that was sent before is not here")
+        return sent | self.kept
+
+    @torch.no_grad()
+    def train(self, g: int, bc: Tensors) -> Answer:
+        """Take part in the server's round g."""
+        again = self.about["round"] == g
+        if self.about["round"] > g:
+            raise UserError(f"{self.directory} has done round {self.about['round'] + 1} and is asked for {g + 1}")
+        now = g if self.scheduled else self.about["attended"] - again
+        plan = self.site.plan
+        work = plan.round(now)
+        waiting = bool((plan.position[now + 1 :] >= 0).any())
+        if work is None:
+            return self._answer(waiting=waiting, ended=plan.ends(now) == self.about["begun"])
+        start = time.perf_counter()
+        if not again:
+            # Who was away when a task ended or began makes up for it.
+            late = self._end_task() if self.about["begun"] != work.position else {}
+            work = replace(work, first=self.about["begun"] != work.position)
+            self.st = tidy(client_round(self.method, self.st | late, bc, work, self.site))
+            self.about |= {"round": g, "attended": self.about["attended"] + 1, "begun": work.position}
+            self._save()
+        upload = self.method.upload(self.st, self.site.me(work))
+        return self._answer(
+            broken(upload) if work.broken else upload,
+            waiting=waiting,
+            ended=plan.ends(now) is not None,
+            position=work.position,
+            index=work.index,
+            samples=len(work.samples),
+            report={name: float(value) for name, value in self.method.report(self.st, bc).items()},
+            seconds=time.perf_counter() - start,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, bc: Tensors) -> Answer:
+        """End the task, keep what predicts, and score it on the site's own test data."""
+        if late := self._end_task():
+            self.st = self.st | late
+        self._save()
+        position = self.about["begun"]
+        ready = client_predictor(self.method, self.st, bc, position, self.site)
+        self.save_predictor(ready, position)
+        me = self.site.me(self.site.plan.last_round(position))
+        return self._answer(position=position, accuracy=client_score(self.method, ready, position, self.site, me))
+
+    def _end_task(self) -> Tensors:
+        """What changes at the end of the task at hand, once."""
+        begun = self.about["begun"]
+        if self.about["ended"] == begun:
+            return {}
+        self.about["ended"] = begun
+        return self.method.end_task(self.st, self.site.me(self.site.plan.last_round(begun)))
+
+    def _answer(self, upload: Tensors | None = None, **facts: Any) -> Answer:
+        return Answer(upload or {}, {"version": self.about["version"], **facts})
+
+    def _save(self) -> None:
+        self.saves += 1
+        tensors = put("client", self.st) | put("kept", self.kept)
+        checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})
+
+
+# --- whose desk it is -------------------------------------------------------------------------------------------------
+
+
+def simulated_desk(directory: Path, config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
+    """A client of a simulation, in its client directory of the run."""
+    prepared, k = _prepared(config.model_dump_json(by_alias=True)), int(node["partition-id"])
+    plan = prepared.federations[s].plans[k]
+    return plan.name, _desk(prepared, s, k, directory / f"seed{config.seeds[s]}" / f"client{k}", scheduled=True)
+
+
+def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
+    """A real site, in the folder that its SuperNode was started with; or a share of a benchmark, for trials."""
+    if "site" not in node:
+        raise UserError("this SuperNode was started without --node-config 'site=\"FOLDER\"'")
+    folder = Path(str(node["site"]))
+    about = read_site(folder)
+    name = str(about["name"])
+    if "client" in about:
+        prepared, k, scheduled = _prepared(config.model_dump_json(by_alias=True)), int(about["client"]), True
+    else:
+        if name not in config.federation.sites:
+            raise UserError(f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})")
+        k, scheduled = config.federation.sites.index(name), False
+        prepared = experiment.prepare_site(config, name, Path(about["data"]))
+    return name, _desk(prepared, s, k, folder / "client", scheduled)
+
+
+def read_site(folder: Path) -> dict[str, Any]:
+    path = folder / "site.toml"
+    try:
+        about = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not the description of a site ({error}); see fedmes site init") from None
+    if not isinstance(about.get("name"), str) or not ("client" in about or isinstance(about.get("data"), str)):
+        raise UserError(f"{path}: a site needs a name and data; see fedmes site init")
+    return about
+
+
+@lru_cache(maxsize=1)
+def _prepared(config: str) -> Prepared:
+    return experiment.prepare(Config.model_validate_json(config))
+
+
+def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) -> Desk:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    samples, config = prepared.samples, prepared.config
+    federation = prepared.federations[s]
+    column = k if scheduled else 0  # a site of its own knows no other clients
+    site = Site(column, federation, samples, config)
+    site.index = torch.tensor(k)
+    initial = {name: p.to(samples.device, samples.dtype) for name, p in federation.initial.items()}
+    save = partial(
+        clientdir.save_client, directory, config, prepared.source.dataset, federation.normalisation, site.plan
+    )
+    return Desk(directory, prepared.method, initial, site, save, scheduled=scheduled)
+
+
+def agreement(config: Config) -> Config:
+    """The configuration under which clients of own data become real sites: what they must agree on is read off the
+    data, of which the server then needs nothing more. How many tasks will come need not be known."""
+    source = experiment.open_source(config)
+    stream = source.stream(config.seeds[0])
+    normalisation = source.normalisation(stream)
+    agreed: dict[str, Any] = {
+        "federation.sites": [client.name for client in stream.clients],
+        "federation.classes": list(source.dataset.class_names),
+        "federation.shape": list(source.dataset.shape),
+        "clients": len(stream.clients),
+        "tasks": stream.tasks,
+        "engine.name": "flower",
+    }
+    if normalisation is not None:
+        agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
+    if "memory.policy" not in config.asked() and config.memory.per_task is None:
+        agreed["memory.policy"] = "ring"
+    content = config.with_(agreed).as_dict()
+    content["data"].pop("path")
+    return Config.model_validate(content)

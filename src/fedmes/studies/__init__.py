@@ -1,0 +1,154 @@
+"""The paper's studies, and those it leaves open: their runs, tables and figures.
+
+declared.py  which runs a study is made of       paper.py    the numbers the paper prints
+trials.py    where they lie, what is there       views.py    each study's tables; figures.py draws
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmes.config import Config
+from fedmes.errors import UserError
+from fedmes.report.gather import Run
+from fedmes.results import Result, replace_text
+from fedmes.studies import tables, views
+from fedmes.studies.tables import Number, Table
+from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, wanted
+
+QUICK = "QUICK VERSION, much smaller than the paper's setting and not comparable with its numbers"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a study has written, and what of it is open."""
+
+    page: Path
+    text: str
+    open: list[Outcome]
+
+
+def reproduce(scope: Scope, execute: Callable[[Config, Path], Result] | None) -> Written:
+    """Run what is not there yet (without `execute`: nothing), then write the study's tables and figures."""
+    outcomes: list[Outcome] = []
+    for trial in wanted(scope):
+        outcome = look(trial)
+        if outcome.run is None and execute is not None:
+            outcome = _executed(trial, execute)
+        outcomes.append(outcome)
+    failed = [outcome for outcome in outcomes if outcome.run is None]
+    if execute is not None and len(failed) == len(outcomes):
+        raise UserError(f"{scope.name}: no run could be made ({failed[0].reason})")
+    if scope.study == "lr":
+        _write_rates(scope, views.chosen_rates(outcomes))
+    return _write(scope, outcomes)
+
+
+def _executed(trial: Trial, execute: Callable[[Config, Path], Result]) -> Outcome:
+    """One run that cannot be made, because its data is not here for instance, does not stop the others."""
+    try:
+        result = execute(trial.config, trial.directory)
+    except UserError as error:
+        return Outcome(trial, None, str(error))
+    return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
+
+
+def _write_rates(scope: Scope, chosen: dict[str, dict[str, float]]) -> None:
+    """The choice, for the other studies to read; what was chosen before and is not chosen now stays."""
+    if not chosen:
+        return
+    path = scope.root / LEARNING_RATES
+    rates: dict[str, dict[str, Any]] = read_toml(path)
+    for benchmark, methods in chosen.items():
+        rates[benchmark] = rates.get(benchmark, {}) | methods
+    lines = [f"# Chosen by `fedmes reproduce lr`{' --quick' if scope.quick else ''}; the other studies read it."]
+    for benchmark, methods in sorted(rates.items()):
+        lines += ["", f"[{benchmark}]", *(f"{method} = {rate}" for method, rate in methods.items())]
+    replace_text(path, "\n".join(lines) + "\n")
+
+
+def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
+    from fedmes.report import figures
+
+    folder, name = scope.root / scope.study, scope.name
+    caption = scope.declared().title + (f" ({QUICK})" if scope.quick else "")
+    title = f"{scope.declared().title}{' (quick version)' if scope.quick else ''}"
+    made = views.TABLES[scope.study](outcomes)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        drawn = {f"{name}-{place}": figure for place, figure in views.figures(scope.study, outcomes, title).items()}
+        for file, figure in drawn.items():
+            figures.save(figure, folder, file)
+        text = _page(scope, title, outcomes, made, list(drawn))
+        replace_text(folder / f"{name}.csv", tables.as_csv(name, made))
+        replace_text(folder / f"{name}.tex", tables.as_latex(caption, made))
+        replace_text(folder / f"{name}.json", json.dumps(_content(scope, caption, outcomes, made), indent=2) + "\n")
+        replace_text(folder / f"{name}.md", text)
+    except OSError as error:
+        raise UserError(f"out: {error.filename or folder} cannot be written ({error.strerror})") from None
+    return Written(folder / f"{name}.md", text, [outcome for outcome in outcomes if outcome.run is None])
+
+
+def _page(scope: Scope, title: str, outcomes: Sequence[Outcome], made: Sequence[Table], figures: Sequence[str]) -> str:
+    lines = [f"# {title}", ""]
+    if scope.quick:
+        lines += [f"**{QUICK}.**", ""]
+    lines += [
+        "Mean and population standard deviation over seeds. *masked*: the task is told; *oblivious*: it is not; both "
+        "are scores of the same training. Δ is ours less the paper's. `-nolip` is the network without the memory's "
+        "vote.",
+        "",
+        *(tables.markdown(table) for table in made),
+        *(f"![{file}]({file}.png)\n" for file in figures),
+    ]
+    agreed = [str(scope.root / file) for file in (PROTOCOL, LEARNING_RATES) if (scope.root / file).is_file()]
+    lines += ["## The runs", "", f"Options: {', '.join(agreed) if agreed else 'the defaults of each benchmark'}.", ""]
+    for outcome in _once(outcomes):
+        if (run := outcome.run) is not None:
+            where = Path("..") / outcome.trial.directory.relative_to(scope.root)
+            lines.append(f"* [{where.parent.name}/{where.name}]({where}/result.json): {views.computed_on(run)}")
+    waiting = [outcome for outcome in _once(outcomes) if outcome.run is None]
+    if waiting:
+        lines += ["", "## Open", "", "Each command makes one of the runs that are not here.", "", "```"]
+        lines += [f"{outcome.trial.command}  # {outcome.reason}" for outcome in waiting]
+        lines += ["```"]
+    return "\n".join(lines) + "\n"
+
+
+def _once(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """One of each run: lines of a study may share it."""
+    return list({outcome.trial.directory: outcome for outcome in reversed(outcomes)}.values())[::-1]
+
+
+def _content(scope: Scope, caption: str, outcomes: Sequence[Outcome], made: Sequence[Table]) -> dict[str, Any]:
+    """The same for programs."""
+
+    def cell(value: tables.Cell) -> Any:
+        return {"mean": value.mean, "std": value.std} if isinstance(value, Number) else value
+
+    return {
+        "study": scope.study,
+        "quick": scope.quick,
+        "caption": caption,
+        "tables": [
+            {
+                "title": table.title,
+                "rows": [dict(zip(table.heads, map(cell, row), strict=True)) for row in table.rows],
+                "notes": list(table.notes),
+            }
+            for table in made
+        ],
+        "runs": [
+            {
+                "directory": str(outcome.trial.directory.relative_to(scope.root)),
+                "finished": outcome.run is not None,
+                "reason": outcome.reason,
+                "command": outcome.trial.command,
+            }
+            for outcome in _once(outcomes)
+        ],
+    }

@@ -1,0 +1,175 @@
+"""Every study as data: which lines it compares, on which benchmarks, with how many clients and seeds.
+
+A line is a method with options. Runs are not declared twice: a line whose options are a benchmark's defaults is the
+same run in every study, so `curves`, `clients` and `wallclock` are other views of `table1`, and the memory of 150
+samples in `memory` is FedMeS of `table1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method with options (dotted keys). A tuple stands for levels: clients in equal parts get one each."""
+
+    label: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    question: str = ""  # lines that answer one question stand in one table
+
+
+@dataclass(frozen=True)
+class Study:
+    title: str
+    benchmarks: tuple[str, ...]
+    clients: tuple[int, ...]
+    seeds: tuple[int, ...]
+    lines: tuple[Line, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)  # of all its runs
+    any_method: bool = False  # may --methods name methods that are not declared?
+    quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the version that two CPU cores do in minutes
+
+    def shrunk(self) -> Study:
+        return replace(self, quick={}, **self.quick)
+
+
+def _methods(*names: str) -> tuple[Line, ...]:
+    return tuple(Line(name, name) for name in names)
+
+
+def _memories(*sizes: int) -> tuple[Line, ...]:
+    return tuple(Line(f"memory-{size}", "fedmes", {"memory.size": size}) for size in sizes)
+
+
+def _here(low: int, high: int) -> Line:
+    """Clients in five equal parts keep low, ..., high samples."""
+    step = (high - low) // 4
+    return Line(f"Here{low}-{high}", "fedmes", {"memory.size": tuple(range(low, high + 1, step))})
+
+
+def _fix(size: int) -> Line:
+    return Line(f"Fix{size}", "fedmes", {"memory.size": size})
+
+
+def _question(text: str, method: str, **answers: Mapping[str, Any]) -> tuple[Line, ...]:
+    """The first answer is the default of this package."""
+    return tuple(Line(label.replace("__", "="), method, options, text) for label, options in answers.items())
+
+
+FIVE, THREE = (0, 1, 2, 3, 4), (0, 1, 2)
+CROSS_CLASS = ("split-cifar100", "split-emnist", "split-core50", "split-miniimagenet")
+PAPER_METHODS = ("fedavg", "ditto", "fedrep", "fedagem", "fedweit", "fedmes")
+DIGITS: dict[str, Any] = {"benchmarks": ("split-digits",), "clients": (10,), "seeds": THREE}
+
+TABLE1 = Study(
+    "Accuracy and forgetting of every method: the paper's Table 1",
+    CROSS_CLASS, (10, 20), FIVE,
+    _methods(*PAPER_METHODS, "local", "local-er", "joint"),
+    any_method=True,
+    quick=DIGITS,
+)  # fmt: skip
+
+# FedMeS, FedAvg and FedAGEM as the paper describes them leave these open; each is trained as it could have been meant.
+QUESTIONS = (
+    *_question(
+        "Does a round start from the received model or from the client's own?", "fedmes",
+        start__global={}, start__continue={"fedmes.start": "continue"},
+    ),
+    *_question(
+        "How strong is the pull towards the received model (in rule 1 only)?", "fedmes",
+        lambda__paper={}, lambda__rescaled={"fedmes.lambda": "rescaled"}, lambda__0={"fedmes.lambda": 0.0},
+    ),
+    *_question(
+        "What does the memory's gradient do to a step?", "fedmes",
+        correction__agem={}, correction__agem_margin={"fedmes.correction": "agem_margin"},
+        correction__replay={"fedmes.correction": "replay"},
+    ),
+    *_question(
+        "With which kernel do neighbours vote?", "fedmes",
+        kernel__exp_d={}, kernel__exp_d2={"knn.kernel": "exp_d2"}, kernel__knnper={"knn.kernel": "knnper"},
+    ),
+    *_question(
+        "How many neighbours vote?", "fedmes",
+        k__9={}, k__1={"knn.k": 1}, k__5={"knn.k": 5}, k__25={"knn.k": 25},
+    ),
+    *_question(
+        "How much weight has the vote?", "fedmes",
+        **{"theta__0.5": {}, "theta__0.25": {"knn.theta": 0.25}, "theta__0.75": {"knn.theta": 0.75}},
+        theta__tuned={"knn.theta": "tuned"},
+    ),
+    *_question(
+        "On which features are neighbours sought?", "fedmes", features__fc={}, features__conv={"knn.features": "conv"}
+    ),
+    *_question(
+        "Adam or SGD?", "fedmes",
+        adam={}, **{f"sgd-{rate}": {"optim.name": "sgd", "optim.lr": rate} for rate in (0.01, 0.05)},
+    ),
+    *_question(
+        "What does the memory keep?", "fedmes", policy__fifo={}, policy__balanced={"memory.policy": "balanced"}
+    ),
+    *_question(
+        "Which model of FedAvg is judged?", "fedavg",
+        **{"fedavg-global": {}, "fedavg-personal": {"eval.model": "personal"}},
+    ),
+    *_question(
+        "Which model of FedAGEM is judged?", "fedagem",
+        **{"fedagem-global": {}, "fedagem-personal": {"eval.model": "personal"}},
+    ),
+    *_question(
+        "Which model of FedMeS is judged?", "fedmes",
+        **{"fedmes-personal": {}, "fedmes-global": {"eval.model": "global"}},
+    ),
+)  # fmt: skip
+
+RATES = (3e-4, 1e-3, 3e-3)
+RATE_METHODS = (*PAPER_METHODS, "local", "local-er", "joint")
+
+STUDIES: dict[str, Study] = {
+    "table1": TABLE1,
+    "curves": replace(TABLE1, title="Accuracy and forgetting after each task"),
+    "clients": replace(TABLE1, title="Accuracy of each client, and its range over the tasks"),
+    "fusion40": Study(
+        "Every client over many tasks: the paper's Fusion Tasks-40",
+        ("fusion-40",), (10,), FIVE, _methods("fedmes", "fedweit"),
+        any_method=True,
+        quick={
+            "benchmarks": ("synthetic",), "clients": (5,), "seeds": (0, 1),
+            "options": {"tasks": 12, "rounds": 2, "epochs": 2, "memory.size": 48},
+        },
+    ),
+    "memory": Study(
+        "Accuracy of FedMeS by the size of its memory",
+        ("split-cifar100",), (10,), FIVE, _memories(30, 60, 90, 120, 150, 180, 210, 240, 300),
+        quick=DIGITS | {"lines": _memories(5, 10, 20, 30, 45, 60)},
+    ),
+    "heteromemory": Study(
+        "Memories of different size at different clients",
+        ("split-cifar100",), (10,), FIVE,
+        (_here(10, 50), _fix(50), _here(20, 100), _fix(100), _here(30, 150), _fix(150), _fix(10), _fix(30)),
+        quick=DIGITS | {"lines": (_here(5, 25), _fix(25), _here(10, 50), _fix(50), _fix(5), _fix(15))},
+    ),
+    "wallclock": Study(
+        "What accuracy costs in time, with communication at 40 Mbit/s",
+        ("split-cifar100", "split-emnist", "split-miniimagenet"), (10, 20), FIVE, _methods("fedmes", "fedweit"),
+        any_method=True,
+        quick=DIGITS | {"clients": (10, 20)},
+    ),
+    "questions": Study(
+        "What the paper leaves open",
+        ("split-cifar100",), (10,), THREE, QUESTIONS,
+        # The digits' network has no convolutions to take features from.
+        quick=DIGITS | {"seeds": (0, 1), "lines": tuple(line for line in QUESTIONS if "features" not in line.label)},
+    ),
+    # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the first two tasks.
+    "lr": Study(
+        "The learning rate of each method, chosen on a seed of its own and the first two tasks",
+        CROSS_CLASS, (10,), (5,),
+        tuple(Line(f"{m}-{rate:g}", m, {"optim.lr": rate}) for m in RATE_METHODS for rate in RATES),
+        options={"tasks": 2, "engine.compile": False},  # runs too short for a compiler to pay off
+        quick=DIGITS | {"seeds": (5,)},
+    ),
+}  # fmt: skip

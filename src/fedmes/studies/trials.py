@@ -1,0 +1,219 @@
+"""The runs of a study: what is wanted, where it lies, what is already there, and how to have what is not."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedmes import config as configuration
+from fedmes import results
+from fedmes.benchmarks import BENCHMARKS
+from fedmes.config import Config
+from fedmes.errors import UserError, unknown
+from fedmes.methods import METHODS
+from fedmes.report.gather import HOW as COMPUTED
+from fedmes.report.gather import Run, flat
+from fedmes.studies.declared import STUDIES, Line, Study
+
+HOW = (*COMPUTED, "checkpoint.")  # says how a run is computed, and is no part of what it is
+PROTOCOL, LEARNING_RATES = "protocol.toml", "learning-rates.toml"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What somebody asks of a study; None is as it is declared."""
+
+    study: str
+    out: Path = Path("reproduce")  # all studies side by side
+    quick: bool = False
+    clients: tuple[int, ...] | None = None
+    benchmarks: tuple[str, ...] | None = None
+    methods: tuple[str, ...] | None = None  # methods, or lines by their label
+    seeds: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of --set
+
+    @property
+    def root(self) -> Path:
+        """Shrunk versions are never found by a study as it is declared, nor by a report on its results."""
+        return self.out / "quick" if self.quick else self.out
+
+    @property
+    def name(self) -> str:
+        return f"{self.study}-quick" if self.quick else self.study
+
+    def declared(self) -> Study:
+        """The study, cut to what was asked for."""
+        if self.study not in STUDIES:
+            raise unknown("study", self.study, STUDIES)
+        study = STUDIES[self.study].shrunk() if self.quick else STUDIES[self.study]
+        for name in self.benchmarks or ():
+            if name not in BENCHMARKS:
+                raise unknown("benchmark", name, BENCHMARKS)
+        return replace(
+            study,
+            benchmarks=self.benchmarks or study.benchmarks,
+            clients=self.clients or study.clients,
+            seeds=self.seeds or study.seeds,
+            lines=_chosen(study, self.methods),
+        )
+
+
+def _chosen(study: Study, names: Sequence[str] | None) -> tuple[Line, ...]:
+    if names is None:
+        return study.lines
+    lines: list[Line] = []
+    for name in names:
+        found = [line for line in study.lines if name in (line.label, line.method)]
+        if not found and study.any_method and name in METHODS:
+            found = [Line(name, name)]
+        if not found:
+            known = {line.label for line in study.lines} | {line.method for line in study.lines}
+            raise unknown("method", name, known | set(METHODS) if study.any_method else known)
+        lines += [line for line in found if line not in lines]
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run that a study wants."""
+
+    line: Line
+    config: Config
+    directory: Path
+    command: str  # makes just this run
+    chosen: tuple[str, ...]  # options of --set, which a run that is already there must have too
+
+    @property
+    def setting(self) -> tuple[str, int]:
+        return self.config.benchmark, self.config.clients
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trial and its run; None with the reason where it is open."""
+
+    trial: Trial
+    run: Run | None
+    reason: str = ""
+
+
+def wanted(scope: Scope) -> list[Trial]:
+    """All runs of the study, benchmark by benchmark. Options are read in this order, later ones over earlier ones: the
+    benchmark's own, `protocol.toml`, `learning-rates.toml` (both in the folder of all studies), the study's, --set."""
+    study = scope.declared()
+    protocol, rates = read_toml(scope.root / PROTOCOL), read_toml(scope.root / LEARNING_RATES)
+    found = []
+    for benchmark in study.benchmarks:
+        for clients in study.clients:
+            for line in study.lines:
+                agreed = _agreed(protocol.get(benchmark, {}), line.method)
+                if (rate := rates.get(benchmark, {}).get(line.method)) is not None:
+                    agreed["optim.lr"] = rate
+                given = agreed | dict(study.options) | dict(line.options) | dict(scope.options)
+                given |= {"benchmark": benchmark, "method": line.method, "clients": clients, "seeds": list(study.seeds)}
+                levels = {key: spread(value, clients) for key, value in given.items() if isinstance(value, tuple)}
+                config = configuration.load(None, {"output.models": "none"} | given | levels)
+                place = scope.root / "runs" / setting_name(config) / run_name(config)
+                found.append(Trial(line, config, place, _command(scope, config, line), tuple(scope.options)))
+    return found
+
+
+def _agreed(content: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """What `protocol.toml` says of a benchmark: options of all methods, and under `methods` of single ones."""
+    everybody = {key: value for key, value in content.items() if key != "methods"}
+    return _dotted(everybody) | _dotted(content.get("methods", {}).get(method, {}))
+
+
+def _dotted(content: Mapping[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for key, value in content.items():
+        options |= (
+            {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+        )
+    return options
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A table a benchmark; nothing where there is no such file."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+    for name, table in content.items():
+        if name not in BENCHMARKS or not isinstance(table, dict):
+            raise UserError(f"{path}: '{name}' is no benchmark; a table a benchmark is needed")
+    return content
+
+
+def spread(levels: Sequence[int], clients: int) -> list[int]:
+    """Levels for clients in equal parts: of 10 clients and five levels, two clients each."""
+    if clients < len(levels):
+        raise UserError(f"clients: {len(levels)} memory sizes cannot be shared out to {clients}")
+    return [levels[k * len(levels) // clients] for k in range(clients)]
+
+
+def setting_name(config: Config) -> str:
+    return f"{config.benchmark}-{config.clients}-clients-{seeds_name(config.seeds)}"
+
+
+def seeds_name(seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return f"seed-{seeds[0]}"
+    if list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
+        return f"seeds-{seeds[0]}-{seeds[-1]}"
+    return f"seeds-{'+'.join(map(str, seeds))}"
+
+
+def run_name(config: Config) -> str:
+    """The method, and every option that is not the benchmark's default: equal runs have equal names."""
+    default = flat(configuration.load(None, {"benchmark": config.benchmark}))
+    apart = [
+        f"{'memory' if key == 'memory.size' else key.rpartition('.')[2]}-{_value(value)}"
+        for key, value in flat(config).items()
+        if value != default[key] and key not in ("method", "clients", "seeds") and not key.startswith(HOW)
+    ]
+    return "-".join([config.method, *apart])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        each = list(dict.fromkeys(value))
+        return f"{each[0]}to{each[-1]}by{each[1] - each[0]}" if len(each) > 1 else str(each[0])
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _command(scope: Scope, config: Config, line: Line) -> str:
+    words = ["fedmes", "reproduce", scope.study]
+    words += ["--quick"] if scope.quick else []
+    words += ["--benchmarks", config.benchmark, "--clients", str(config.clients), "--methods", line.label]
+    words += ["--seeds", ",".join(map(str, config.seeds))] if scope.seeds else []
+    for key, value in scope.options.items():
+        words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join([*words, "--out", str(scope.out)])
+
+
+def look(trial: Trial) -> Outcome:
+    """The finished run of a trial, whatever device, engine and precision computed it, unless --set asks for one."""
+    if not (trial.directory / "result.json").is_file():
+        return Outcome(trial, None, "not run")
+    try:
+        result = results.load(trial.directory)
+    except UserError as error:
+        return Outcome(trial, None, str(error))
+    there = flat(result.config)
+    for key, value in flat(trial.config).items():
+        settled = value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
+        if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
+            return Outcome(trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}")
+    return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
+
+
+def _brings_its_own_memory(config: Config, key: str) -> bool:
+    return key.startswith("memory.") and config.method == "knn-per" and config.knnper.store == "all"
