@@ -16,60 +16,66 @@ from fedmes.config import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
-from fedmes.experiment import Prepared
 from fedmes.results import Result
+from fedmes.sites import agreement
 
 
 def up(config: Config, out: Path | None, on_progress: Listener | None = None) -> Result:
     """Start a site for each client, run the experiment on them, and end every process whatever happens. Called again
     with the same directory it goes on where it was stopped."""
-    if config.data.path is not None and not Path(config.data.path).is_dir():
-        raise UserError("federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*")
-    prepared = experiment.prepare(config)
-    config = prepared.config
+    config = config.with_({"engine.name": "flower"})
+    if config.data.path is None:
+        config = experiment.prepare(config).config
+        sites = {f"site{k}": {"benchmark": True, "client": k} for k in range(config.clients)}
+    else:
+        config, sites = _sites_of_own_data(config, Path(config.data.path))
     directory = (out or experiment.default_directory(config)).resolve()
     if results.finished(directory, config):
         return results.load(directory)
     results.claim(directory, config, experiment.versions())
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
+    progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
-        sites = _sites(prepared, directory / "sites")
-        progress = _Tail(directory / "progress.jsonl", config, on_progress)
-        with Federation(folder, sites) as federation:
+        places = [_place(directory / "sites" / name, content) for name, content in sites.items()]
+        with Federation(folder, places) as federation:
             federation.submit(config=str(directory / "config.toml"), out=str(directory))
             status = federation.wait(meanwhile=progress.read)
             if status != "completed":
-                raise FederationError(
-                    f"the run ended as {status}; all logs are in {federation.log}\n{federation.last_words()}"
-                )
+                words = progress.error or federation.last_words()
+                raise FederationError(f"the run ended as {status}: {words}\nall logs are in {federation.log}")
     return results.load(directory)
 
 
-def _sites(prepared: Prepared, folder: Path) -> list[Path]:
-    """A site's folder for each client; one that is there from an earlier start has what its client has learned."""
-    config = prepared.config
-    found = []
-    for k, client in enumerate(prepared.federations[0].stream.clients):
-        content: dict[str, Any] = {"benchmark": True, "client": k}
-        if config.data.path is not None:
-            content = {"data": str(Path(config.data.path) / client.name)}
-        found.append(folder / f"site{k}")
-        if not (found[-1] / "site.toml").is_file():
-            shutil.rmtree(found[-1], ignore_errors=True)  # a start that was cut short
-            site.create(found[-1], f"site{k}" if config.data.path is None else client.name, content)
-    return found
+def _sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
+    """What the sites agree on, and each client's folder as a site's own data."""
+    if not data.is_dir():
+        raise UserError("federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*")
+    agreed = agreement(config)
+    if "clients" in config.model_fields_set and config.clients != agreed.clients:
+        raise UserError(f"sites: {config.clients} asked for, but {data} has {agreed.clients}; leave the option out")
+    config, _, _ = experiment.sites_blueprint(agreed)
+    return config, {name: {"data": str(data / name)} for name in config.federation.sites}
+
+
+def _place(folder: Path, content: dict[str, Any]) -> Path:
+    """A site's folder; one that is there from an earlier start holds what its client has learned."""
+    if not (folder / "site.toml").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # a start that was cut short
+        site.create(folder, folder.name, content)
+    return folder
 
 
 class _Tail:
     """What the server appends to its file of progress, passed on to a listener."""
 
-    def __init__(self, path: Path, config: Config, listener: Listener | None) -> None:
-        self.path, self.config, self.listener = path, config, listener
+    def __init__(self, path: Path, listener: Listener | None) -> None:
+        self.path, self.listener = path, listener
         self.offset = path.stat().st_size if path.is_file() else 0
+        self.error = ""  # what the server said at its end
 
     def read(self) -> None:
-        if self.listener is None or not self.path.is_file():
+        if not self.path.is_file():
             return
         with self.path.open("rb") as file:
             file.seek(self.offset)
@@ -77,11 +83,11 @@ class _Tail:
         news = news[: news.rfind(b"\n") + 1]  # a line may still be in writing
         self.offset += len(news)
         for line in news.splitlines():
-            now, rounds = json.loads(line), self.config.rounds
-            done, task = now["round"], now["task"]
-            self.listener(
-                Progress(done, now["rounds"], task, self.config.tasks, (done - 1) % rounds + 1, rounds, now["accuracy"])
-            )
+            content = json.loads(line)
+            if "error" in content:
+                self.error = content["error"]
+            elif self.listener is not None:
+                self.listener(Progress(**content))
 
 
 @contextmanager
