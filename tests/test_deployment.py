@@ -1,6 +1,7 @@
 """A federation as processes: certificates, site folders, the supervisor, and Flower itself on loopback."""
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -9,18 +10,21 @@ import sys
 import time
 import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedmes import config
 from fedmes.data.own import read_site
-from fedmes.deployment import require_flower, site
+from fedmes.deployment import local, require_flower, site
 from fedmes.deployment.supervisor import MARK, Supervisor
-from fedmes.deployment.up import ended_by_signals
+from fedmes.deployment.up import ended_by_signals, sites_of_own_data
 from fedmes.errors import FederationError, Stopped, UserError
 
-WAIT = 120  # seconds after which something that should have happened has not
+ROOT = Path(__file__).parents[1]
+WAIT = 240  # seconds after which something that should have happened has not
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="whose child an orphan is can be seen on Linux only")
 
@@ -231,6 +235,17 @@ def test_a_dead_process_is_started_again_and_its_children_are_not_left(tmp_path,
 
 
 @linux
+def test_the_next_process_of_a_name_meets_nothing_of_the_last(tmp_path, supervisor):
+    for n in range(2):
+        command = [sys.executable, "-c", PARENT, str(tmp_path / "notes")]
+        supervisor.keep("a", command, tmp_path / "log", os.environ, restart=False)
+        *_, (parent, child) = generations(tmp_path / "notes", n + 1)
+        assert sorted(supervisor.pids()) == sorted([parent, child])
+        supervisor.kill("a")
+        assert supervisor.pids() == [child]
+
+
+@linux
 def test_names_that_begin_alike_are_kept_apart(tmp_path, supervisor):
     for name in ("site1", "site10"):
         supervisor.keep(name, [sys.executable, "-c", PARENT, str(tmp_path / name)], tmp_path / "log", os.environ)
@@ -328,7 +343,6 @@ def main(grid, context):
 @linux
 def test_a_federation_of_two_sites_runs_refuses_strangers_and_leaves_nothing(tmp_path):
     flower()
-    from fedmes.deployment import local
     from fedmes.deployment.certificates import make_server
 
     (app := tmp_path / "adder").mkdir()
@@ -441,6 +455,30 @@ def marks(pid):
     except OSError:
         return []
     return [entry.partition("/")[0] for entry in entries if entry.startswith(f"{MARK}=")]
+
+
+def test_each_client_of_own_data_becomes_a_site(tmp_path, pictures):
+    """The server reads back just what was agreed on, and nothing in it leads to the data."""
+    (tmp_path / "all").mkdir()
+    for name in ("north", "south"):
+        (tmp_path / "all" / name).symlink_to(pictures)
+    options = {"data.path": str(tmp_path / "all"), "data.image_size": 4, "model": "linear"}
+    settled, sites = sites_of_own_data(config.load(None, options), tmp_path / "all")
+    assert sites == {name: {"data": str(tmp_path / "all" / name)} for name in ("north", "south")}
+    assert (settled.federation.classes, settled.federation.shape) == (["cat", "dog"], [1, 4, 4])
+    (tmp_path / "config.toml").write_text(settled.to_toml({}))
+    assert str(tmp_path) not in settled.to_toml({})
+    assert config.load(tmp_path / "config.toml", {}) == settled
+    with pytest.raises(UserError, match=r"sites: 3 asked for, but .* has 2"):
+        sites_of_own_data(config.load(None, options | {"clients": 3}), tmp_path / "all")
+
+
+def test_the_app_of_the_docs_and_of_the_project_is_the_one_that_is_run():
+    run = tomllib.loads(local.APP)
+    (written,) = re.findall(r"```toml\n(\[project\]\n.*?)```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL)
+    assert tomllib.loads(written) == run
+    app = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert {key: app[key] for key in run["tool"]["flwr"]["app"]} == run["tool"]["flwr"]["app"]
 
 
 def test_own_data_of_a_federation_is_a_folder(tmp_path, own_npz):

@@ -162,6 +162,7 @@ class Federation:
                 raise self._failure(f"the run has not ended in {timeout:.0f} s", name)
             meanwhile()
             if not self.supervisor.alive("superlink"):
+                self.supervisor.kill(name)
                 return "lost"
             time.sleep(0.1)
         meanwhile()

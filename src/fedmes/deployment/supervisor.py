@@ -61,10 +61,13 @@ class Supervisor:
     def keep(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], restart: bool = True
     ) -> None:
-        """Start a process. What it and its children print goes to the end of `log`."""
+        """Start a process; whatever is left of an earlier one of that name ends first. What it and its children print
+        goes to the end of `log`."""
         kept = Kept(name, command, log, environment, restart)
 
         def begin() -> None:
+            if name in self._kept:
+                self._clear(self._kept[name])
             self._start(kept)
             self._kept[name] = kept
 

@@ -28,7 +28,7 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
         config = experiment.prepare(config).config
         sites = {f"site{k}": {"benchmark": True, "client": k} for k in range(config.clients)}
     else:
-        config, sites = _sites_of_own_data(config, Path(config.data.path))
+        config, sites = sites_of_own_data(config, Path(config.data.path))
     directory = (out or experiment.default_directory(config)).resolve()
     if results.finished(directory, config):
         return results.load(directory)
@@ -47,7 +47,7 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
     return results.load(directory)
 
 
-def _sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
+def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
     """What the sites agree on, and each client's folder as a site's own data."""
     if not data.is_dir():
         raise UserError("federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*")
