@@ -20,7 +20,7 @@ from fedmes import config
 from fedmes.data.own import read_site
 from fedmes.deployment import local, require_flower, site
 from fedmes.deployment.supervisor import MARK, Supervisor
-from fedmes.deployment.up import ended_by_signals, sites_of_own_data
+from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
 from fedmes.errors import FederationError, Stopped, UserError
 
 ROOT = Path(__file__).parents[1]
@@ -482,7 +482,6 @@ def test_the_app_of_the_docs_and_of_the_project_is_the_one_that_is_run():
 
 
 def test_own_data_of_a_federation_is_a_folder(tmp_path, own_npz):
-    flower()
-    status, _, err = fedmes("federation", "up", "--data", own_npz, "--out", "here", cwd=tmp_path)
-    assert status == 2 and "--data must be a folder" in err
+    with pytest.raises(UserError, match="--data must be a folder"):
+        up(config.load(None, {"data.path": str(own_npz)}), tmp_path / "here")
     assert not (tmp_path / "here").exists()
