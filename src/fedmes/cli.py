@@ -14,7 +14,9 @@ from rich.console import Console
 
 from fedmes import __version__
 from fedmes.data import commands as data_commands
-from fedmes.errors import Stopped, UserError, unknown
+from fedmes.deployment import commands as site_commands
+from fedmes.deployment import require_flower
+from fedmes.errors import FederationError, Stopped, UserError, unknown
 
 if TYPE_CHECKING:
     from fedmes.book import Progress
@@ -30,6 +32,9 @@ app = typer.Typer(
 )
 
 app.add_typer(data_commands.app, name="data")
+app.add_typer(site_commands.app, name="site")
+federation = typer.Typer(help="Several sites that learn together, on Flower.", no_args_is_help=True)
+app.add_typer(federation, name="federation")
 
 STUDY_NAMES = (
     "table1", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions", "lr",
@@ -145,6 +150,42 @@ def _show(result: Result, quiet: bool) -> None:
         print(result.directory)
     else:
         Console().print(tables.run_report(result))
+
+
+@federation.callback()
+def _federation() -> None:
+    """Keeps `up` a command of its own beside those to come."""
+
+
+@federation.command(epilog="Example: fedmes federation up --sites 3 --out trial --method fedmes")
+def up(
+    config_file: ConfigFile = None,
+    sites: Annotated[int | None, typer.Option(help="number of sites; left out: as many clients as there are")] = None,
+    benchmark: Benchmark = None,
+    method: Method = None,
+    model: Model = None,
+    tasks: Tasks = None,
+    rounds: Rounds = None,
+    epochs: Epochs = None,
+    batch: Batch = None,
+    memory: Memory = None,
+    seeds: Seeds = None,
+    device: Device = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="own images, CLIENT/TASK/train|test/CLASS/*: a site a client")
+    ] = None,
+    settings: Settings = None,
+    out: Out = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down again."""
+    require_flower()
+    config = _config(locals() | {"clients": sites})
+    from fedmes.deployment.up import up as run_federation
+
+    with _progress(quiet, config.method) as listener:
+        result = run_federation(config, out, listener)
+    _show(result, quiet)
 
 
 @contextmanager
@@ -437,6 +478,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except FederationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except Stopped as message:
         print(message, file=sys.stderr)
         sys.exit(130)

@@ -319,6 +319,9 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
         given["benchmark"] = "own-data"
         given["data"]["path"] = str(Path(own).resolve())
         base = OWN_DATA
+    elif given.get("federation", {}).get("sites"):  # each has data of its own
+        given["benchmark"] = "own-data"
+        base = OWN_DATA
     else:
         name = given.get("benchmark", "split-digits")
         if name not in BENCHMARKS:

@@ -14,6 +14,10 @@ class Stopped(Exception):
     """The user has stopped a run, which is saved and can go on."""
 
 
+class FederationError(Exception):
+    """A process of a federation does not do what it should. The command line exits with status 1."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)

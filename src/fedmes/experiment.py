@@ -370,14 +370,9 @@ def serve(grid: Any, config: Config, directory: Path, on_progress: Listener | No
     config = as_stored(config.with_({"engine.name": "flower"}), directory)
     if len(config.seeds) > 1:
         raise UserError("seeds: real sites learn once; name one seed")
-    agreed = config.federation
-    if not agreed.sites:  # a trial: every site holds a share of a benchmark
+    if not config.federation.sites:  # a trial: every site holds a share of a benchmark
         return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
-    shape = tuple(agreed.shape)
-    name = model_for(shape) if config.model.name == "auto" else config.model.name
-    device = pick_device(config.device).type
-    config = config.with_({"clients": len(agreed.sites), "model.name": name, "device": device})
-    config, method, initial = blueprint(config, shape, (len(agreed.classes),))
+    config, method, initial = sites_blueprint(config)
     results.claim(directory, config, versions())
     with checkpoint.locked(directory), numerics(config):
         params = [{name: p.to(dtype_of(config)) for name, p in part.items()} for part in initial]
@@ -390,6 +385,16 @@ def serve(grid: Any, config: Config, directory: Path, on_progress: Listener | No
         result = book.result(method.net.parameter_count, engine.notes, Origin())
         result.write(directory)
     return result
+
+
+def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
+    """A configuration that real sites agree on with nothing left open, its method, and what it begins with."""
+    agreed = config.federation
+    shape = tuple(agreed.shape)
+    name = model_for(shape) if config.model.name == "auto" else config.model.name
+    device = pick_device(config.device).type
+    config = config.with_({"clients": len(agreed.sites), "model.name": name, "device": device})
+    return blueprint(config, shape, (len(agreed.classes),))
 
 
 def flower_engine() -> Any:

@@ -69,9 +69,10 @@ def _footer(result: Result) -> list[Text]:
     config, seconds = result.config, result.seconds
     size = config.memory.size
     each = f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
-    share = f"{each}, at most {result.memory_share:.0%} of the training samples it has met"
+    if result.memory_share is not None:  # real sites do not tell
+        each = f"{each}, at most {result.memory_share:.0%} of the training samples it has met"
     lines = [
-        f"memory: {share if result.memory_share else 'none'}",
+        f"memory: {'none' if result.memory_share == 0 else each}",
         f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down (all clients, one seed)",
         f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f}, "
         f"compilation {seconds['compile']:.1f})",

@@ -1,0 +1,269 @@
+"""A whole federation on loopback: a SuperLink with TLS and node keys, a SuperNode for each site, and runs on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from fedmes import __version__
+from fedmes.deployment import require_flower, site
+from fedmes.deployment.certificates import make_server
+from fedmes.deployment.supervisor import Supervisor
+from fedmes.errors import FederationError
+
+START_LIMIT = 120.0  # seconds a SuperLink may take to answer
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # it would fetch its own torch
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; a new client process for each message waits for it
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",  # the sites share this machine
+    "PYTHONUNBUFFERED": "1",
+    "NO_COLOR": "1",
+}
+# Several commands of `flwr` in one process, since each would spend seconds on imports.
+FLWR = """
+import json, sys
+from click import ClickException
+from flwr.cli.app import app
+try:
+    for command in json.loads(sys.argv[1]):
+        app(command, standalone_mode=False)
+except ClickException as error:
+    sys.exit(error.format_message())
+"""
+APP = f"""[project]
+name = "fedmes-app"
+version = "{__version__}"
+description = "Runs the fedmes that is installed on each machine"
+license = "Apache-2.0"
+dependencies = ["flwr>=1.41"]
+
+[tool.flwr.app]
+publisher = "fedmes"
+
+[tool.flwr.app.components]
+serverapp = "fedmes.flowerapp:server"
+clientapp = "fedmes.flowerapp:client"
+
+[tool.flwr.app.config]
+config = ""
+out = ""
+"""
+
+
+class Federation:
+    """Sites that exist (folders with `site.toml` and keys), and all processes around them.
+
+    All that is theirs together is in `folder`: certificates, Flower's homes, the SuperLink's database, logs. Each
+    `start` begins with a new database; what runs have learned is in the sites' folders and in the run's directory.
+    """
+
+    def __init__(self, folder: Path, sites: Sequence[Path], app: Path | None = None) -> None:
+        require_flower()
+        self.folder = folder.resolve()
+        self.sites = [path.resolve() for path in sites]
+        self.app = app.resolve() if app else self.folder / "app"
+        self.log = self.folder / "log"
+        self._own_app = app is None
+        self._supervisor: Supervisor | None = None
+        self._runs = 0
+
+    def __enter__(self) -> Federation:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def supervisor(self) -> Supervisor:
+        if self._supervisor is None:
+            raise FederationError("the federation is not running")
+        return self._supervisor
+
+    def start(self) -> None:
+        """SuperLink, node keys, SuperNodes. They go on connecting after it has returned; a run waits for them."""
+        for old in ("tls", "home", "database"):
+            shutil.rmtree(self.folder / old, ignore_errors=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        for new in ("tls", "home", "database", "log", *(["app"] if self._own_app else [])):
+            (self.folder / new).mkdir(exist_ok=True)
+        if self._own_app:
+            (self.app / "pyproject.toml").write_text(APP)
+        self._tls = make_server(self.folder / "tls")
+        self._port, *self._site_ports = free_ports(1 + len(self.sites))
+        home = self.folder / "home" / "operator"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "federation"\n\n[superlink.federation]\naddress = "127.0.0.1:{self._port}"\n'
+            f"root-certificates = {json.dumps(str(self._tls.authority))}\n"
+        )
+        self._supervisor = Supervisor()
+        self.start_superlink()
+        self._register()
+        for k in range(len(self.sites)):
+            self._start_site(k)
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again with the database it had, and wait until it answers."""
+        command = [
+            script("flower-superlink"),
+            "--host", "127.0.0.1", "--port", str(self._port),
+            "--ssl-ca-certfile", str(self._tls.authority),
+            "--ssl-certfile", str(self._tls.certificate),
+            "--ssl-keyfile", str(self._tls.key),
+            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
+            "--database", str(self.folder / "database" / "state.db"),
+        ]  # fmt: skip
+        self._keep("superlink", command, restart=False)
+        until = time.monotonic() + START_LIMIT
+        while not _answers(self._port):
+            if not self.supervisor.alive("superlink") or time.monotonic() > until:
+                raise self._failure("the SuperLink does not start", "superlink")
+            time.sleep(0.05)
+
+    def _start_site(self, k: int) -> None:
+        arguments = site.supernode_arguments(
+            self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority, self._site_ports[k]
+        )
+        self._keep(f"site{k}", [script("flower-supernode"), *arguments], restart=True)
+
+    def submit(self, **run_config: str | int | float | bool) -> None:
+        """Begin a run of the app with these values in its run configuration."""
+        self._runs += 1
+        values = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in run_config.items())
+        self._begin_flwr(
+            f"run{self._runs}",
+            ["run", str(self.app), "federation", "--stream", *(["-c", values] if values else [])],
+            ["ls", "federation", "--limit", "1", "--format", "json"],
+        )
+
+    def wait(self, timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """The last run's end: `completed`, `failed`, `stopped`, or `lost` if no SuperLink is there to say. `meanwhile`
+        is called several times a second."""
+        name, until = f"run{self._runs}", time.monotonic() + (timeout or float("inf"))
+        while self.supervisor.alive(name):
+            if time.monotonic() > until:
+                raise self._failure(f"the run has not ended in {timeout:.0f} s", name)
+            meanwhile()
+            if not self.supervisor.alive("superlink"):
+                self.supervisor.kill(name)
+                return "lost"
+            time.sleep(0.1)
+        meanwhile()
+        said = (self.log / f"{name}.log").read_text(errors="replace")
+        if self.supervisor.alive("superlink") and "Successfully started run" not in said:
+            raise self._failure("the run was not accepted", name)
+        return _run_status(said)
+
+    def run(self, timeout: float | None = None, **run_config: str | int | float | bool) -> str:
+        self.submit(**run_config)
+        return self.wait(timeout)
+
+    def kill_site(self, k: int) -> None:
+        """kill -9 of a SuperNode. The supervisor starts it again until the SuperLink accepts it, within a minute."""
+        self.supervisor.kill(f"site{k}")
+
+    def kill_superlink(self) -> None:
+        """kill -9 of the SuperLink; the run on it is lost. `start_superlink` starts it again."""
+        self.supervisor.kill("superlink")
+
+    def pids(self) -> list[int]:
+        """Every process of this federation, grandchildren included."""
+        return self._supervisor.pids() if self._supervisor else []
+
+    def ports(self) -> list[int]:
+        return [self._port, *self._site_ports]
+
+    def stop(self) -> None:
+        """End all processes. Safe to call at any time, also twice."""
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
+
+    def last_words(self) -> str:
+        """The end of what the last run has said."""
+        return _tail(self.log / f"run{self._runs}.log")
+
+    def _keep(self, name: str, command: Sequence[str], restart: bool) -> None:
+        home = self.folder / "home" / name
+        home.mkdir(exist_ok=True)
+        self.supervisor.keep(name, command, self.log / f"{name}.log", environment(home), restart)
+
+    def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
+        log = self.log / f"{name}.log"
+        log.write_bytes(b"")
+        command = [sys.executable, "-c", FLWR, json.dumps(commands)]
+        home = self.folder / "home" / "operator"
+        self.supervisor.keep(name, command, log, environment(home), restart=False)
+
+    def _register(self) -> None:
+        keys = [str(path / "key.pub") for path in self.sites]
+        self._begin_flwr("register", *(["supernode", "register", key, "federation"] for key in keys))
+        while (status := self.supervisor.status("register")) is None:
+            time.sleep(0.05)
+        if status != 0:
+            raise self._failure("the sites' keys are not registered", "register")
+
+    def _failure(self, what: str, name: str) -> FederationError:
+        return FederationError(f"{what}; the last lines of {self.log / name}.log:\n{_tail(self.log / f'{name}.log')}")
+
+
+def environment(home: Path) -> Mapping[str, str]:
+    scripts = sysconfig.get_path("scripts")  # Flower starts its parts by name
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **SETTINGS, "FLWR_HOME": str(home), "PATH": path}
+
+
+def script(name: str) -> str:
+    found = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    if found is None:
+        raise FederationError(f"the command {name} is not there, though Flower is installed")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _run_status(log: str) -> str:
+    """From what `flwr ls --format json` has printed at the end; where nothing is printed, nobody has answered."""
+    start = log.rfind("\n{\n")
+    if start < 0:
+        return "lost"
+    status: str = json.loads(log[start:])["runs"][0]["status"]
+    return status.removeprefix("finished:")
+
+
+def _tail(path: Path, lines: int = 12) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

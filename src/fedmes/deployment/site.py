@@ -1,0 +1,53 @@
+"""A site's folder: where its data lies, its key, and what Flower's client keeps there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmes.deployment.certificates import make_node_key
+from fedmes.errors import UserError
+from fedmes.results import replace_text
+
+
+def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
+    """The folder, for its owner alone: `key`, `key.pub` and at last `site.toml`, which makes it a site."""
+    if not name.strip() or not name.isprintable():
+        raise UserError(f"name: a line of text is needed, not {name!r}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        there = "is a site already" if (directory / "site.toml").is_file() else "is there already and not empty"
+        raise UserError(f"site: {directory} {there}; choose another folder")
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        make_node_key(directory, name)
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in {"name": name, **content}.items()]
+        replace_text(directory / "site.toml", "\n".join(lines) + "\n")
+    except OSError as error:
+        raise UserError(f"site: {directory} cannot be written ({error.strerror})") from None
+
+
+def supernode_arguments(directory: Path, superlink: str, authority: Path | str, port: int) -> list[str]:
+    """What `flower-supernode` is started with."""
+    return [
+        "--superlink", superlink,
+        "--root-certificates", str(authority),
+        "--auth-supernode-private-key", str(directory / "key"),
+        "--node-config", f"site={json.dumps(str(directory))}",
+        "--port", str(port),
+    ]  # fmt: skip
+
+
+def instructions(directory: Path, name: str) -> str:
+    """What the site's owner does next."""
+    command = shlex.join(["flower-supernode", *supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)])
+    return (
+        f"site {name} is in {directory}; its data stays where it is\n\n"
+        f"send this line to the federation's operator (it is public; {directory / 'key'} is not):\n"
+        f"{(directory / 'key.pub').read_text()}\n"
+        f"once it is registered, with the operator's ca.crt and address:\n"
+        f"FLWR_TELEMETRY_ENABLED=0 OMP_NUM_THREADS=1 {command}"
+    )

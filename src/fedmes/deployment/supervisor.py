@@ -1,0 +1,191 @@
+"""Processes that are kept running, and that are all gone in the end, with all that they have started."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "FEDMES_SUPERVISED"  # in the environment of every process, and so of whatever it starts
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 5.0  # seconds before a process is started again
+STEADY = 30.0  # seconds after which a death counts as the first one
+GRACE = 3.0  # seconds that processes have to end by themselves
+LINUX = sys.platform == "linux"
+
+# Tied to its parent: Linux ends the process when the thread that started it is gone, be it by kill -9.
+TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass
+class Kept:
+    """A process that is to run."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
+    restart: bool
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    started: float = 0.0
+    deaths: int = 0  # in a row
+    due: float = 0.0  # when it is to be started again
+
+
+class Supervisor:
+    """Starts processes, starts those again that die, and ends them all. One thread does it, the parent of them all."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(8)
+        self._kept: dict[str, Kept] = {}
+        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def keep(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], restart: bool = True
+    ) -> None:
+        """Start a process; whatever is left of an earlier one of that name ends first. What it and its children print
+        goes to the end of `log`."""
+        kept = Kept(name, command, log, environment, restart)
+
+        def begin() -> None:
+            if name in self._kept:
+                self._clear(self._kept[name])
+            self._start(kept)
+            self._kept[name] = kept
+
+        done: Future[None] = Future()
+        self._errands.put((begin, done))
+        done.result()
+
+    def kill(self, name: str) -> None:
+        """kill -9, as an accident would; it is started again if `keep` was told so."""
+        process = self._kept[name].process
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def status(self, name: str) -> int | None:
+        """The exit status of a process that has ended and is not started again."""
+        process = self._kept[name].process
+        return None if process is None else process.poll()
+
+    def alive(self, name: str) -> bool:
+        return self.status(name) is None
+
+    def starts(self, name: str) -> int:
+        return self._kept[name].starts
+
+    def pids(self, name: str | None = None) -> list[int]:
+        """Every living process of one name, or of all: children, grandchildren and orphans alike."""
+        mark = f"{MARK}={self.token}/" + ("" if name is None else f"{name}\0")
+        return _marked(mark.encode())
+
+    def close(self) -> None:
+        """End everything: first a word, then by force. Returns when nothing is left."""
+        self._closing.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._closing.is_set():
+            self._run_errand()
+            for kept in self._kept.values():
+                self._look_after(kept)
+        living = [kept.process for kept in self._kept.values() if kept.process is not None]
+        for process in living:
+            process.terminate()
+        until = time.monotonic() + GRACE
+        while any(process.poll() is None for process in living) and time.monotonic() < until:
+            time.sleep(0.02)
+        for kept in self._kept.values():
+            self._clear(kept)
+
+    def _run_errand(self) -> None:
+        try:
+            errand, done = self._errands.get(timeout=0.1)
+        except queue.Empty:
+            return
+        try:
+            errand()
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def _look_after(self, kept: Kept) -> None:
+        now = time.monotonic()
+        if kept.process is None:
+            if now >= kept.due:
+                self._start(kept)
+        elif kept.process.poll() is not None and kept.restart:
+            self._clear(kept)
+            kept.process = None
+            kept.deaths = 1 if now - kept.started > STEADY else kept.deaths + 1
+            kept.due = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (kept.deaths - 1))
+
+    def _start(self, kept: Kept) -> None:
+        command = list(kept.command)
+        if LINUX:
+            command = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *command]
+        with kept.log.open("ab") as log:
+            kept.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**kept.environment, MARK: f"{self.token}/{kept.name}"},
+                start_new_session=True,  # Ctrl-C at the terminal is the supervisor's to handle
+            )
+        kept.starts += 1
+        kept.started = time.monotonic()
+
+    def _clear(self, kept: Kept) -> None:
+        """Nothing of this process is left, neither itself nor what it has started."""
+        if kept.process is None:
+            return
+        if not LINUX:
+            with suppress(ProcessLookupError, PermissionError):  # the second one on a Mac, of zombies
+                os.killpg(kept.process.pid, signal.SIGKILL)
+        while left := self.pids(kept.name):  # again, for what was started meanwhile
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if kept.process.poll() is None:
+                kept.process.wait()
+            time.sleep(0.01)
+        kept.process.wait()
+
+
+def _marked(mark: bytes) -> list[int]:
+    """The processes with this text at the beginning of an environment entry. Only Linux can tell; elsewhere those
+    that have left their process group end by Flower's own watch over their parents."""
+    if not LINUX:
+        return []
+    found = []
+    for folder in os.listdir("/proc"):
+        if folder.isdecimal():
+            try:
+                with open(f"/proc/{folder}/environ", "rb") as file:
+                    environment = b"\0" + file.read()
+            except OSError:  # gone, or another user's
+                continue
+            if b"\0" + mark in environment:
+                found.append(int(folder))
+    return found

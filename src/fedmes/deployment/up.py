@@ -1,0 +1,111 @@
+"""`fedmes federation up`: an experiment on a federation of this machine's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedmes import checkpoint, experiment, results
+from fedmes.book import Listener, Progress
+from fedmes.config import Config
+from fedmes.deployment import site
+from fedmes.deployment.local import Federation
+from fedmes.errors import FederationError, Stopped, UserError
+from fedmes.results import Result
+from fedmes.sites import agreement
+
+
+def up(config: Config, out: Path | None, on_progress: Listener | None = None) -> Result:
+    """Start a site for each client, run the experiment on them, and end every process whatever happens. Called again
+    with the same directory it goes on where it was stopped."""
+    config = config.with_({"engine.name": "flower"})
+    if config.data.path is None:
+        config = experiment.prepare(config).config
+        sites = {f"site{k}": {"benchmark": True, "client": k} for k in range(config.clients)}
+    else:
+        config, sites = sites_of_own_data(config, Path(config.data.path))
+    directory = (out or experiment.default_directory(config)).resolve()
+    if results.finished(directory, config):
+        return results.load(directory)
+    results.claim(directory, config, experiment.versions())
+    folder = directory / "federation"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    progress = _Tail(directory / "progress.jsonl", on_progress)
+    with checkpoint.locked(folder), ended_by_signals(directory):
+        places = [_place(directory / "sites" / name, content) for name, content in sites.items()]
+        with Federation(folder, places) as federation:
+            federation.submit(config=str(directory / "config.toml"), out=str(directory))
+            status = federation.wait(meanwhile=progress.read)
+            if status != "completed":
+                words = progress.error or federation.last_words()
+                raise FederationError(f"the run ended as {status}: {words}\nall logs are in {federation.log}")
+    return results.load(directory)
+
+
+def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
+    """What the sites agree on, and each client's folder as a site's own data."""
+    if not data.is_dir():
+        raise UserError("federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*")
+    agreed = agreement(config)
+    if "clients" in config.model_fields_set and config.clients != agreed.clients:
+        raise UserError(f"sites: {config.clients} asked for, but {data} has {agreed.clients}; leave the option out")
+    config, _, _ = experiment.sites_blueprint(agreed)
+    return config, {name: {"data": str(data / name)} for name in config.federation.sites}
+
+
+def _place(folder: Path, content: dict[str, Any]) -> Path:
+    """A site's folder; one that is there from an earlier start holds what its client has learned."""
+    if not (folder / "site.toml").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # a start that was cut short
+        site.create(folder, folder.name, content)
+    return folder
+
+
+class _Tail:
+    """What the server appends to its file of progress, passed on to a listener."""
+
+    def __init__(self, path: Path, listener: Listener | None) -> None:
+        self.path, self.listener = path, listener
+        self.offset = path.stat().st_size if path.is_file() else 0
+        self.error = ""  # what the server said at its end
+
+    def read(self) -> None:
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            news = file.read()
+        news = news[: news.rfind(b"\n") + 1]  # a line may still be in writing
+        self.offset += len(news)
+        for line in news.splitlines():
+            content = json.loads(line)
+            if "error" in content:
+                self.error = content["error"]
+            elif self.listener is not None:
+                self.listener(Progress(**content))
+
+
+@contextmanager
+def ended_by_signals(directory: Path) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal end a run in order. While it is being taken down they change nothing."""
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        if not stopping:
+            stopping = True
+            raise Stopped(f"stopped; the same command with --out {directory} goes on")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+    before = {number: signal.signal(number, stop) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
