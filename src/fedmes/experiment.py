@@ -303,15 +303,7 @@ def _settle_engine(config: Config, stackable: bool) -> Config:
 
 
 def _net(config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, seed: int) -> Net:
-    options: dict[str, Any] = {}
-    if config.model.width is not None:
-        options["width"] = config.model.width
-    if config.model.stem is not None:
-        options["stem"] = config.model.stem
-    if config.model.dropout:
-        options["dropout"] = config.model.dropout
-    if config.knn.features != "fc":
-        options["features"] = config.knn.features
+    options = models.options(config)
     start = draws.seed62(seed, "init")
     return Net(models.build(factory, config.model.name, shape, classes, start, **options), shape, classes)
 
