@@ -120,6 +120,18 @@ class Client:
             self._ready = weights | method.recall(stored.weights, self._store()) | stored.beside
             self._explain(torch.zeros(1, *self.shape, dtype=dtype), -1)  # whatever does not fit shows now
 
+    def as_dict(self) -> dict[str, Any]:
+        """Who it is that predicts."""
+        return {
+            "name": self.name,
+            "method": self.config.method,
+            "model": self.config.model.name,
+            "shape": list(self.shape),
+            "classes": [self.class_names[label] for label in self._me.seen.nonzero().flatten().tolist()],
+            "theta": float(self._ready["theta"]) if "theta" in self._ready else None,
+            "memory": len(self.tasks),
+        }
+
     @property
     def sources(self) -> int:
         """How many data sets its samples are from, each normalised by itself."""
