@@ -240,7 +240,7 @@ def predict(
         omitted = [{"image": name, "reason": reason} for name, reason in skipped]
         print(dumps({"client": client.as_dict(), "task": task, "images": images, "skipped": omitted}, indent=2))
     else:
-        _wide_console().print(tables.predictions(found))
+        _wide_console(1000).print(tables.predictions(found))
 
 
 @app.command(epilog="Example: fedmes bench --models mlp --json")
@@ -344,10 +344,10 @@ def _numbers(name: str, text: str) -> list[int]:
         raise UserError(f"--{name}: whole numbers separated by commas are needed, not '{text}'") from None
 
 
-def _wide_console() -> Console:
+def _wide_console(width: int = 120) -> Console:
     """A file or a pipe has no width to keep to."""
     console = Console()
-    return console if console.is_terminal else Console(width=120)
+    return console if console.is_terminal else Console(width=width)
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
         table.add_row(_printable(label), f"{len(shares):,}", f"{sum(shares) / len(shares):.3f}")
     voted = [p for _, p in found if p.memory is not None]
     agree = sum(p.memory is not None and p.network.label == p.memory.label for p in voted)
-    lines = [f"{len(found):,} images; every one of them with --json"]
+    lines = [f"{len(found):,} images in all; one by one with --json"]
     if voted:
         lines.insert(0, f"network and memory agree about {agree:,} of {len(voted):,}")
     return Group(table, Text(), *(Text(line) for line in lines))
