@@ -251,7 +251,7 @@ def edit_model(directory, change):
     save_file(weights, path)
 
 
-@pytest.mark.parametrize("name", ["client.json", "model.safetensors", "memory.npz", "predictor.safetensors"])
+@pytest.mark.parametrize("name", ["client.json", "model.safetensors", "memory.npz", "predictor.npz"])
 def test_a_missing_or_damaged_file_is_named(directory, name):
     whole = (directory / name).read_bytes()
     for content in (b"", whole[: len(whole) // 2], b"\xff" * 100, b"[" * 100_000):

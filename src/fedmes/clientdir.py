@@ -5,7 +5,7 @@
 | `model.safetensors` | the module's parameters, the entries `w.*` of what `ready` returned |
 | `memory.npz` | the client's memory: raw samples `x`, labels `y`, task positions `task`, and `source` for mixed data |
 | `voters.npz` | the same of the samples that vote, where those are not the memory (`knn.memory=before`) |
-| `predictor.safetensors` | what else `ready` returned; entries `store.*` are made again from the samples |
+| `predictor.npz` | what else `ready` returned; entries `store.*` are made again from the samples |
 | `client.json` | everything else, as `About` says |
 
 Reading runs no code, and checks sizes before anything of that size is made.
@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -120,7 +120,8 @@ class Stored:
 
 def save_model(path: Path, entries: Tensors) -> None:
     """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
-    _save_tensors(path, pick(entries, "w"))
+    content = {name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}
+    _replace(path, lambda part: save_file(content, part))
 
 
 def save_client(
@@ -146,7 +147,7 @@ def save_client(
     _save_samples(directory / "memory.npz", dataset, plan, plan.memory_after[last])
     if "theta" in ready and config.knn.memory == "before":
         _save_samples(directory / "voters.npz", dataset, plan, plan.memory[last])
-    _save_tensors(directory / "predictor.safetensors", beside)
+    _save_arrays(directory / "predictor.npz", {name: t.detach().cpu().numpy() for name, t in beside.items()})
     about = About(
         format=2,
         client=plan.name,
@@ -168,17 +169,15 @@ def save_client(
     _replace(directory / "client.json", lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def _save_tensors(path: Path, tensors: Tensors) -> None:
-    content = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    _replace(path, lambda part: save_file(content, part))
-
-
 def _save_samples(path: Path, dataset: Dataset, plan: Plan, numbers: Ints) -> None:
     rows = plan.rows[numbers]
     arrays = {"x": dataset.x[rows], "y": dataset.y[rows], "task": plan.task[numbers]}
     if dataset.source is not None:
         arrays["source"] = dataset.source[rows]
+    _save_arrays(path, arrays)
 
+
+def _save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     def write(part: Path) -> None:
         with part.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -216,8 +215,8 @@ def read_client(directory: Path) -> Stored:
         normalisation = about.statistics()
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
-    weights = _read_tensors(directory / "model.safetensors")
-    beside = _read_tensors(directory / "predictor.safetensors")
+    weights = _read_weights(directory / "model.safetensors")
+    beside = {name: torch.from_numpy(values) for name, values in _read_arrays(directory / "predictor.npz").items()}
     before = about.knn is not None and config.knn.memory == "before"
     voters, tasks = _read_samples(directory / ("voters.npz" if before else "memory.npz"), about, normalisation)
     return Stored(about, config, normalisation, weights, beside, voters, tasks)
@@ -248,7 +247,7 @@ def _read_about(path: Path) -> tuple[About, Config]:
         raise UserError(f"{path}: {where}{first['msg'].removeprefix('Value error, ')}") from None
 
 
-def _read_tensors(path: Path) -> Tensors:
+def _read_weights(path: Path) -> Tensors:
     """The file is as long as its tensors are, so it cannot ask for more memory than it takes on the disk."""
     try:
         tensors = load_file(path)
@@ -265,48 +264,60 @@ def _read_tensors(path: Path) -> Tensors:
 
 
 def _read_samples(path: Path, about: About, normalisation: Normalisation | None) -> tuple[Dataset, Ints]:
-    shape = about.shape
+    shape, mixed = about.shape, normalisation is not None and len(normalisation.mean) > 1
     sample = tuple(shape) if len(shape) == 1 else (shape[1], shape[2], shape[0])
-    mixed = normalisation is not None and len(normalisation.mean) > 1
-    names = ["x", "y", "task"] + ["source"] * mixed
+    kinds = {"x": "float32" if normalisation is None else "uint8", "y": "int64", "task": "int64"}
+    kinds |= {"source": "int64"} if mixed else {}
+
+    def check(found: dict[str, Header]) -> None:
+        if missing := [name for name in kinds if name not in found]:
+            raise ValueError(f"there is no array {missing[0]}")
+        count = found["y"].shape[:1]
+        for name, kind in kinds.items():
+            needed = (*count, *(sample if name == "x" else ()))
+            if found[name] != Header(needed, np.dtype(kind)):
+                has = found[name]
+                raise ValueError(f"{name} is {has.dtype} of shape {has.shape}; needed is {kind} of {needed}")
+
+    arrays = _read_arrays(path, check)
+    limits = {"y": len(about.class_names), "task": len(about.blocks)}
+    limits |= {"source": len(normalisation.mean)} if normalisation is not None and mixed else {}
+    for name, limit in limits.items():
+        if not ((arrays[name] >= 0) & (arrays[name] < limit)).all():
+            raise UserError(f"{path}: {name} has values outside 0..{limit - 1}")
+    return Dataset(arrays["x"], arrays["y"], tuple(about.class_names), source=arrays.get("source")), arrays["task"]
+
+
+class Header(NamedTuple):
+    """What an array says it is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _read_arrays(path: Path, check: Callable[[dict[str, Header]], object] = len) -> dict[str, NDArray[Any]]:
+    """All arrays of an .npz file, once their headers have passed the check."""
     try:
         with zipfile.ZipFile(path) as archive:
-            found = {name: _header(archive, name) for name in names}
-        count = found["y"][0][0] if found["y"][0] else 0
-        for name, (size, dtype) in found.items():
-            values = sample if name == "x" else ()
-            kind = ("uint8" if normalisation is not None else "float32") if name == "x" else "int64"
-            if size != (count, *values) or dtype != np.dtype(kind):
-                raise ValueError(f"{name} is {dtype} of shape {size}; needed is {kind} of {(count, *values)}")
-            if math.prod(size) * dtype.itemsize > MEMORY_LIMIT:
-                raise ValueError(f"{name} takes more than {MEMORY_LIMIT >> 30} GB")
+            found = {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
+        check(found)
+        if sum(math.prod(has.shape) * has.dtype.itemsize for has in found.values()) > MEMORY_LIMIT:
+            raise ValueError(f"it takes more than {MEMORY_LIMIT >> 30} GB")
         with np.load(path, allow_pickle=False) as file:
-            arrays: dict[str, NDArray[Any]] = {name: file[name] for name in names}
-        limits = {
-            "y": len(about.class_names),
-            "task": len(about.blocks),
-            "source": len(normalisation.mean) if normalisation is not None else 1,
-        }
-        for name, limit in limits.items():
-            if name in arrays and not ((arrays[name] >= 0) & (arrays[name] < limit)).all():
-                raise ValueError(f"{name} has values outside 0..{limit - 1}")
-        if not np.isfinite(arrays["x"]).all():
-            raise ValueError("x has values that are not finite")
+            arrays = {name: file[name] for name in found}
+        for name, values in arrays.items():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise ValueError(f"{name} has values that are not finite")
+        return arrays
     except FileNotFoundError:
         raise UserError(f"{path.parent}: holds no {path.name}") from None
     except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be used ({error})") from None
-    return Dataset(arrays["x"], arrays["y"], tuple(about.class_names), source=arrays.get("source")), arrays["task"]
 
 
-def _header(archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type that an array says it has."""
-    try:
-        member = archive.open(f"{name}.npy")
-    except KeyError:
-        raise ValueError(f"there is no array {name}") from None
-    with member as file:
+def _header(archive: zipfile.ZipFile, name: str) -> Header:
+    with archive.open(name) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
-    return shape, dtype
+    return Header(shape, dtype)
