@@ -127,6 +127,18 @@ def test_own_vectors_and_clients_of_different_lengths(own_npz, tmp_path):
             client.predict(wrong)
 
 
+def test_a_told_task_chooses_the_weights_where_tasks_share_their_classes(tmp_path):
+    """FedWeIT, and two tasks in which the same two classes have changed places."""
+    rng = np.random.RandomState(0)
+    task, y = np.repeat([0, 1], 60), np.tile([0, 1], 60)
+    x = (np.eye(4)[y ^ task] * 3 + rng.randn(120, 4)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=y, task=task, client=np.zeros(120, np.int64))
+    options = {"rounds": 2, "epochs": 4, "model": {"width": 8}, "optim": {"lr": 0.02}, "engine": "loop"}
+    result = fedmes.run(method="fedweit", data=tmp_path / "own.npz", out=tmp_path / "out", **options)
+    assert (result.accuracy["acc_masked"] != result.acc).any()
+    assert_predicts_what_was_scored(result)
+
+
 def test_each_source_is_normalised_by_itself(tmp_path):
     """A client with samples of two data sets: the same pixels mean another thing in each."""
     prepared = prepare(config.load(None, {"clients": 1, "tasks": 2, "memory.size": 8, "model.width": 8}))
