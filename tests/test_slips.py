@@ -294,6 +294,6 @@ def test_no_global_generator_has_a_say(method, engine, tmp_path):
         files = [p for p in sorted(out.rglob("*")) if p.suffix in (".safetensors", ".json", ".npz")]
         files = {str(p.relative_to(out)): p.read_bytes() for p in files if p.name != "result.json"}
         found.append((result.split_sha256, orders, memories, files))
-        assert len(files) == 10 and generators() == before
+        assert len(files) == 12 and generators() == before
     seed_everything(0)
     assert found[0] == found[1]

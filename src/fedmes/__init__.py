@@ -8,10 +8,11 @@ from fedmes.errors import UserError
 
 if TYPE_CHECKING:
     from fedmes.experiment import extend, run
+    from fedmes.predict import load_client
     from fedmes.results import Result
 
 __version__ = "0.1.0"
-__all__ = ["Result", "UserError", "__version__", "extend", "run"]
+__all__ = ["Result", "UserError", "__version__", "extend", "load_client", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from fedmes import experiment
 
         return getattr(experiment, name)
+    if name == "load_client":
+        from fedmes.predict import load_client
+
+        return load_client
     if name == "Result":
         from fedmes.results import Result
 

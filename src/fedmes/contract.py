@@ -119,6 +119,11 @@ class Method:
         """What predicts: model entries `w.*`, and whatever else `predict` needs."""
         raise NotImplementedError
 
+    def recall(self, params: Tensors, store: Batch) -> Tensors:
+        """The entries `store.*` of `ready`: what the stored samples are to the weights that predict. A client directory
+        keeps the samples and not these, which are made again when it is opened."""
+        return {}
+
     def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
         """The entries of `ready` that the sums of `tune` decide."""
         return {}
@@ -127,3 +132,9 @@ class Method:
         """Class probabilities [B, C], zero outside the scope [C], under "acc" and, where the method has a part beside
         the network, under "nolip" without it. `task` is the position the samples belong to, -1 where nobody tells."""
         raise NotImplementedError
+
+    def explain(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> Tensors:
+        """What `predict` says and what it rests on, in one pass: where a memory votes, also its probabilities "memory"
+        [B, C], whether it "voted" [B], and "distance" and "index" of the nearest stored samples [B, K]. Who overrides
+        `predict` there overrides this too. Of `me`, only position, blocks and seen are known outside of a run."""
+        return self.predict(ready, x, scope, task, me)

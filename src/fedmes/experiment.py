@@ -520,15 +520,7 @@ def _net(
     config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: tuple[int, ...], seed: int
 ) -> Net:
     """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
-    options: dict[str, Any] = {}
-    if config.model.width is not None:
-        options["width"] = config.model.width
-    if config.model.stem is not None:
-        options["stem"] = config.model.stem
-    if config.model.dropout:
-        options["dropout"] = config.model.dropout
-    if config.knn.features != "fc":
-        options["features"] = config.knn.features
+    options = models.options(config)
     start = draws.seed62(seed, "init")
     net = None
     for count in dict.fromkeys(classes):

@@ -32,20 +32,33 @@ class MemoryVote:
         theta = torch.full_like(z.flatten()[:1].sum(), self.theta)
         return {"store.z": z, "store.y": store.y, "store.mask": store.mask, "theta": theta}
 
-    def opinions(self, ready: Tensors, x: Tensor, scope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The network's probabilities [B, C], the memory's [B, C], and whether the memory has one [B]."""
+    def consult(self, ready: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+        """The network's probabilities "nolip" [B, C], the memory's "memory" [B, C], whether the memory "voted" [B], and
+        the nearest stored samples: "distance" and "index" [B, K]."""
         logits, query = self.net.logits_and_embedding(pick(ready, "w"), x)
         network = torch.softmax(scoped(logits, scope), dim=-1)
         if ready["store.y"].shape[0] == 0:
-            return network, torch.zeros_like(network), torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.bool)
+            nobody = query[:, :0]
+            memory, voted = torch.zeros_like(network), torch.zeros_like(query[:, 0], dtype=torch.bool)
+            return {"nolip": network, "memory": memory, "voted": voted, "distance": nobody, "index": nobody.long()}
         far, index = neighbours(query, ready["store.z"], ready["store.mask"] > 0, self.k)
         exponent = kernel_exponent(far, self.kernel, query.shape[-1])
         memory, voted = votes(exponent, ready["store.y"][index], scope)
-        return network, memory, voted
+        return {"nolip": network, "memory": memory, "voted": voted, "distance": far, "index": index}
+
+    def opinions(self, ready: Tensors, x: Tensor, scope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The network's probabilities [B, C], the memory's [B, C], and whether the memory has one [B]."""
+        found = self.consult(ready, x, scope)
+        return found["nolip"], found["memory"], found["voted"]
+
+    def explain(self, ready: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+        """The mixture as "acc", and all that it is made of."""
+        found = self.consult(ready, x, scope)
+        return found | {"acc": mix(found["nolip"], found["memory"], found["voted"], ready["theta"])}
 
     def predict(self, ready: Tensors, x: Tensor, scope: Tensor) -> dict[str, Tensor]:
-        network, memory, voted = self.opinions(ready, x, scope)
-        return {"acc": mix(network, memory, voted, ready["theta"]), "nolip": network}
+        said = self.explain(ready, x, scope)
+        return {"acc": said["acc"], "nolip": said["nolip"]}
 
     def tune(self, ready: Tensors, batch: Batch, scope: Tensor) -> Tensors:
         """How many held-back samples each theta of the grid gets right."""

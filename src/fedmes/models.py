@@ -6,13 +6,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmes.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
 
 
 class Network(nn.Module):
@@ -261,6 +264,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": ResNet18,
     "vit": ViT,
 }
+
+
+def options(config: Config) -> dict[str, Any]:
+    """What a configuration says about its network; what it leaves open is the network's own choice."""
+    model = config.model
+    said: dict[str, Any] = {"width": model.width, "stem": model.stem, "dropout": model.dropout or None}
+    if config.knn.features != "fc":
+        said["features"] = config.knn.features
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def build(

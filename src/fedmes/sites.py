@@ -11,7 +11,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +193,11 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
     site = Site(column, federation, samples, config)
     site.index = torch.tensor(k)
     initial = {name: p.to(samples.device, samples.dtype) for name, p in federation.initial.items()}
-    save = partial(
-        clientdir.save_client, directory, config, prepared.source.dataset, federation.normalisation, site.plan
-    )
+    dataset = prepared.source.dataset
+
+    def save(ready: Tensors, position: int) -> None:
+        clientdir.save_client(directory, config, dataset, federation.normalisation, site.plan, ready, position=position)
+
     return Desk(directory, prepared.method, initial, site, save, scheduled=scheduled)
 
 

@@ -14,6 +14,7 @@ from fedmes.results import Result
 
 if TYPE_CHECKING:
     from fedmes.bench import Row
+    from fedmes.predict import Opinion, Prediction
 
 SCORES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
 NUMBERS = {"acc_all": "Acc_ALL", "fr": "FR", "acc_final": "final acc", "fr_final": "final FR"}
@@ -136,6 +137,42 @@ def bench(title: str, rows: Sequence[Row]) -> Table:
         rates = (row.plain_client_steps_per_s, row.loop_client_steps_per_s, row.stacked_client_steps_per_s)
         table.add_row(row.model, str(row.replicas), *(f"{r:,.1f}" for r in rates), f"{row.speedup:.2f}", row.auto)
     return table
+
+
+def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
+    """A row an image; where there are many, how often each class was said."""
+    many = len(found) > 25
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    if not many:
+        for name in ("image", "label", "p", "network alone", "memory alone", "nearest stored samples (distance)"):
+            table.add_column(name, justify="right" if name == "p" else "left", overflow="fold")
+        for name, p in found:
+            near = ", ".join(f"{n.label} ({n.distance:.3g})" for n in p.neighbours[:3]) or "-"
+            cells = (name, p.label, f"{p.probability:.3f}", _opinion(p.network), _opinion(p.memory), near)
+            table.add_row(*(_printable(cell) for cell in cells))
+        return table
+    for name in ("label", "images", "mean p"):
+        table.add_column(name, justify="left" if name == "label" else "right")
+    by_label: dict[str, list[float]] = {}
+    for _, p in found:
+        by_label.setdefault(p.label, []).append(p.probability)
+    for label, shares in sorted(by_label.items(), key=lambda entry: -len(entry[1])):
+        table.add_row(_printable(label), f"{len(shares):,}", f"{sum(shares) / len(shares):.3f}")
+    voted = [p for _, p in found if p.memory is not None]
+    agree = sum(p.memory is not None and p.network.label == p.memory.label for p in voted)
+    lines = [f"{len(found):,} images in all; one by one with --json"]
+    if voted:
+        lines.insert(0, f"network and memory agree about {agree:,} of {len(voted):,}")
+    return Group(table, Text(), *(Text(line) for line in lines))
+
+
+def _opinion(opinion: Opinion | None) -> str:
+    return "-" if opinion is None else f"{opinion.label} {opinion.probability:.3f}"
+
+
+def _printable(text: str) -> Text:
+    """Names of files and classes come from anywhere, and are not to control a terminal."""
+    return Text("".join(c if c.isprintable() else "?" for c in text))
 
 
 def _number(value: dict[str, float | None]) -> str:

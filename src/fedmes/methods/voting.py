@@ -28,10 +28,16 @@ class Voting(FedAvg):
 
     def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
         ready = super().ready(st, bc, store)
-        return ready | self.vote.ready(pick(ready, "w"), store)
+        return ready | self.recall(pick(ready, "w"), store)
+
+    def recall(self, params: Tensors, store: Batch) -> Tensors:
+        return self.vote.ready(params, store)
 
     def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
         return self.vote.tuned(ready, sums)
 
     def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
         return self.vote.predict(ready, x, scope)
+
+    def explain(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> Tensors:
+        return self.vote.explain(ready, x, scope)

@@ -1,0 +1,532 @@
+"""A client directory predicts what the engines predict; whatever is wrong with one is said in a line."""
+
+import json
+import os
+import shutil
+import stat
+import sys
+import zipfile
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import fedmes
+from fedmes import cli, clientdir, config, picture
+from fedmes.data import Dataset
+from fedmes.data import digits as digits_data
+from fedmes.errors import UserError
+from fedmes.experiment import prepare
+from fedmes.functional import put
+from fedmes.methods import METHODS
+from fedmes.predict import predict_files
+
+TINY = {
+    "clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": {"size": 12}, "model": {"width": 12},
+    "optim": {"lr": 0.02},
+}  # fmt: skip
+
+
+def assert_predicts_what_was_scored(result, **options):
+    """Each client of seed 0, on the test images of each of its tasks: the last row of every accuracy."""
+    prepared = prepare(config.load(result.directory / "config.toml", {}))
+    data = prepared.source.dataset
+    for k, plan in enumerate(prepared.federations[0].plans):
+        client = fedmes.load_client(result.directory / f"seed0/client{k}", **options)
+        for i, rows in enumerate(plan.test):
+            for suffix, task in (("", None), ("_masked", i)):
+                said = client.predict(data.x[rows], task=task)
+                found = {"acc": said.ids}
+                if "acc_nolip" in result.accuracy:
+                    found["acc_nolip"] = said.network.argmax(-1)
+                for name, ids in found.items():
+                    kind = name.replace("acc", f"acc{suffix}")
+                    assert (ids == data.y[rows]).mean() == result.accuracy[kind][0, k, plan.tasks - 1, i], kind
+
+
+# --- it is what the engines compute ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):
+    options = TINY | {"engine": {"name": engine, "precision": "float64"}}
+    assert_predicts_what_was_scored(fedmes.run(method=method, out=tmp_path / "out", **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "fedmes", "knn": {"theta": "tuned"}},
+        {"method": "fedmes", "knn": {"memory": "before"}, "memory": {"size": 6, "per_task": 6, "policy": "reservoir"}},
+        {"method": "fedmes", "knn": {"k": 3, "kernel": "exp_d2", "theta": 0.9}},
+        {"method": "fedmes", "memory": {"size": [0, 12]}},
+        {"method": "fedmes", "eval": {"model": "global"}},
+        {"method": "knn-per", "knnper": {"store": "all"}},
+        {"method": "knn-per", "knn": {"theta": "tuned"}},
+        {"method": "ditto", "eval": {"model": "global"}},
+        {"method": "fedweit", "fedweit": {"retroactive": True}},
+        {"method": "fedmes", "model": {"name": "cnn2", "width": 8}, "knn": {"features": "conv"}},
+    ],
+)  # fmt: skip
+def test_options_that_decide_who_predicts(options, tmp_path):
+    """In float32, as the loop engine computes it: the same numbers in the same order."""
+    assert_predicts_what_was_scored(fedmes.run(**(TINY | {"engine": "loop"} | options), out=tmp_path / "out"))
+
+
+def test_the_parts_add_up(digits_run):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    images = digits_data.load().x[:40]
+    said = client.predict(images)
+    np.testing.assert_allclose(said.probabilities, 0.5 * said.network + 0.5 * said.memory, rtol=1e-6)
+    with np.load(digits_run / "seed0/client0/memory.npz") as memory:
+        own = client.predict(memory["x"])
+        assert own.distance[:, 0].tolist() == [0] * len(memory["x"])  # each stored sample is its own neighbour
+        assert own.index[:, 0].tolist() == list(range(len(memory["x"])))
+        first = own[0]
+        assert first.neighbours[0].label == str(memory["y"][0])
+        assert [n.task for n in first.neighbours] == memory["task"][own.index[0]].tolist()
+    one = said[3]
+    assert one.label == said.labels[3] == max(one.probabilities, key=one.probabilities.get)
+    assert one.probability == one.probabilities[one.label]
+    assert sum(one.probabilities.values()) == pytest.approx(1)
+    assert [n.distance for n in one.neighbours] == sorted(n.distance for n in one.neighbours)
+    assert list(one.probabilities) == client.as_dict()["classes"]
+
+
+def test_told_the_task_only_its_classes_are_in_question(digits_run):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    about = json.loads((digits_run / "seed0/client0/client.json").read_text())
+    images = digits_data.load().x[:30]
+    said = client.predict(images, task=1)
+    assert set(said.ids) <= set(about["blocks"][1])
+    assert {int(name) for name in said[0].probabilities} == set(about["blocks"][1])
+    with pytest.raises(UserError, match=r"tasks 0 to 2, not 3"):
+        client.predict(images, task=3)
+
+
+def test_own_vectors_and_clients_of_different_lengths(own_npz, tmp_path):
+    for method in ("fedmes", "fedweit"):
+        options = {"rounds": 1, "epochs": 2, "memory": {"size": 6}, "engine": {"name": "loop"}, "model": {"width": 8}}
+        result = fedmes.run(method=method, data=own_npz, out=tmp_path / method, **options)
+        assert_predicts_what_was_scored(result)
+    client = fedmes.load_client(tmp_path / "fedmes/seed0/client0")
+    assert len(client.predict(np.zeros(6, np.float32))) == 1
+    for wrong, words in (
+        (np.zeros((2, 5), np.float32), "6 numbers each"),
+        (np.zeros((2, 6), np.uint8), "learned from float32"),
+        (np.full((2, 6), np.nan), "NaN"),
+        (np.zeros((0, 6), np.float32), "nothing to predict"),
+        ([], "nothing to predict"),
+        (Image.new("L", (8, 8)), "not learned from pictures"),
+    ):
+        with pytest.raises(UserError, match=words):
+            client.predict(wrong)
+
+
+def test_a_told_task_chooses_the_weights_where_tasks_share_their_classes(tmp_path):
+    """FedWeIT, and two tasks in which the same two classes have changed places."""
+    rng = np.random.RandomState(0)
+    task, y = np.repeat([0, 1], 60), np.tile([0, 1], 60)
+    x = (np.eye(4)[y ^ task] * 3 + rng.randn(120, 4)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=y, task=task, client=np.zeros(120, np.int64))
+    options = {"rounds": 2, "epochs": 4, "model": {"width": 8}, "optim": {"lr": 0.02}, "engine": "loop"}
+    result = fedmes.run(method="fedweit", data=tmp_path / "own.npz", out=tmp_path / "out", **options)
+    assert (result.accuracy["acc_masked"] != result.acc).any()
+    assert_predicts_what_was_scored(result)
+
+
+def test_each_source_is_normalised_by_itself(tmp_path):
+    """A client with samples of two data sets: the same pixels mean another thing in each."""
+    prepared = prepare(config.load(None, {"clients": 1, "tasks": 2, "memory.size": 8, "model.width": 8}))
+    plain, plan = prepared.source.dataset, prepared.federations[0].plans[0]
+    mixed = Dataset(plain.x, plain.y, plain.class_names, source=np.arange(len(plain.y)) % 2)
+    statistics = clientdir.Normalisation(((0.1,), (0.6,)), ((0.5,), (0.2,)))
+    weights = put("w", prepared.federations[0].initial)
+    clientdir.save_client(
+        tmp_path / "c", prepared.config, mixed, statistics, plan, weights | {"theta": torch.tensor(0.5)}
+    )
+    client = fedmes.load_client(tmp_path / "c")
+    for i, row in enumerate(plan.rows[plan.memory_after[-1]].tolist()):
+        right, wrong = (client.predict(plain.x[row], source=s) for s in (row % 2, 1 - row % 2))
+        assert right.index[0, 0] == i
+        assert right.distance[0, 0] < 1e-5  # a batch of one and the whole memory may round differently
+        assert wrong.distance[0, 0] > 0.01
+    with pytest.raises(UserError, match="from 2 data sets; say from which"):
+        client.predict(plain.x[0])
+    with pytest.raises(UserError, match="not 2"):
+        client.predict(plain.x[0], source=2)
+
+
+def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
+    """A site writes its directory after each task: of later ones there is nothing in it."""
+    prepared = prepare(config.load(digits_run / "config.toml", {}))
+    federation, source = prepared.federations[0], prepared.source
+    ready = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
+    site = tmp_path / "site"
+    (site / "checkpoint").mkdir(parents=True)
+    for position in (0, 1):
+        clientdir.save_client(
+            site, prepared.config, source.dataset, federation.normalisation, federation.plans[0], ready,
+            position=position,
+        )  # fmt: skip
+        about = json.loads((site / "client.json").read_text())
+        assert (about["position"], about["tasks_learned"]) == (position, position + 1)
+        assert set(about["seen"]) == {c for block in about["blocks"][: position + 1] for c in block}
+        assert len(fedmes.load_client(site).tasks) == 4 * (position + 1)
+    assert os.access(site / "checkpoint", os.X_OK)  # what else lies there is left alone
+    assert {stat.S_IMODE(f.stat().st_mode) for f in site.iterdir() if f.is_file()} == {0o600}
+    assert not list(site.glob("*.part"))
+
+
+# --- models and methods of one's own --------------------------------------------------------------------------------
+
+OWN = """
+from pathlib import Path
+from torch import nn
+from fedmes.methods.fedmes import FedMeS
+
+Path(__file__).with_name("imported").touch()
+
+class Small(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(10), nn.Tanh())
+        self.head = nn.Linear(10, classes)
+
+    def features(self, x):
+        return self.body(x)
+
+class Mine(FedMeS):
+    k = 2
+"""
+
+
+def test_own_code_is_imported_only_when_the_user_says_so(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    own = {"model": f"{file}:Small", "method": f"{file}:Mine"}
+    options = {key: value for key, value in TINY.items() if key != "model"} | {"engine": "loop"}
+    result = fedmes.run(**options, **own, out=tmp_path / "out")
+    (tmp_path / "imported").unlink()
+    directory = tmp_path / "out/seed0/client0"
+    with pytest.raises(UserError, match=r"its model is your own, .*mine.py:Small; say where it is now with --model"):
+        fedmes.load_client(directory)
+    with pytest.raises(UserError, match=r"its method is your own, .*mine.py:Mine"):
+        fedmes.load_client(directory, model=torch.nn.Linear)
+    assert not (tmp_path / "imported").exists()
+    assert_predicts_what_was_scored(result, **own)
+    assert fedmes.load_client(directory, **own).predict(digits_data.load().x[:2]).index.shape == (2, 2)
+    with pytest.raises(UserError, match="there is no file"):
+        fedmes.load_client(directory, model=f"{tmp_path}/moved.py:Small", method=own["method"])
+    edit(directory, lambda about: about["config"]["model"].update(name="theirs"))
+    with pytest.raises(UserError, match="its model 'theirs' is from a package that is not installed"):
+        fedmes.load_client(directory)
+
+
+# --- directories that cannot be used --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "out"
+    fedmes.run(**TINY, out=out)
+    return out
+
+
+@pytest.fixture
+def directory(digits_run, tmp_path):
+    return shutil.copytree(digits_run / "seed0/client0", tmp_path / "client")
+
+
+def edit(directory, change):
+    path = directory / "client.json"
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))
+
+
+def edit_memory(directory, **changes):
+    path = directory / "memory.npz"
+    with np.load(path) as file:
+        arrays = dict(file) | changes
+    np.savez(path, **{name: values for name, values in arrays.items() if values is not None})
+
+
+def edit_model(directory, change):
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+
+
+@pytest.mark.parametrize("name", ["client.json", "model.safetensors", "memory.npz", "predictor.npz"])
+def test_a_missing_or_damaged_file_is_named(directory, name):
+    whole = (directory / name).read_bytes()
+    for content in (b"", whole[: len(whole) // 2], b"\xff" * 100, b"[" * 100_000):
+        (directory / name).write_bytes(content)
+        with pytest.raises(UserError, match=name):
+            fedmes.load_client(directory)
+    (directory / name).unlink()
+    with pytest.raises(UserError, match=f"holds no {name}"):
+        fedmes.load_client(directory)
+    with pytest.raises(UserError, match="no such client directory"):
+        fedmes.load_client(directory / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.pop("format"), "format 1, needed is 2; it was written by another version"),
+        (lambda a: a.update(format=3), "format 3, needed is 2"),
+        (lambda a: a.pop("blocks"), "blocks: Field required"),
+        (lambda a: a.update(shape=[1, 8]), "shape"),
+        (lambda a: a.update(shape=[1, 10**6, 10**6]), "shape"),
+        (lambda a: a.update(shape=[1, 9, 9]), "shape|samples|values of"),
+        (lambda a: a["class_names"].append("another"), "values of head"),
+        (lambda a: a.update(class_names=["x"] * 10), "twice"),
+        (lambda a: a.update(seen=[10]), "class ids are below 10"),
+        (lambda a: a.update(position=5), "position"),
+        (lambda a: a.update(normalisation=None), "memory.npz.*needed is float32"),
+        (lambda a: a["normalisation"].update(std=[0.0]), "normalisation"),
+        (lambda a: a["normalisation"].update(mean=[0.0, 1.0]), "normalisation"),
+        (lambda a: a["config"].update(colour="red"), "colour: Extra inputs"),
+        (lambda a: a["config"]["model"].update(width=10**9), "values of body"),
+        (lambda a: a["config"]["model"].update(width=10**12), "client: "),
+        (lambda a: a["config"]["model"].update(name="cnn2"), "values of conv"),
+        (lambda a: a["config"].update(method="fedweit"), "do not fit together"),
+        (lambda a: a["config"].update(method="nonsense"), "not installed"),
+    ],
+)
+def test_a_description_that_does_not_fit(directory, change, words):
+    edit(directory, change)
+    with pytest.raises(UserError, match=words) as error:
+        fedmes.load_client(directory)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_and_samples_that_do_not_fit(directory):
+    edit_model(directory, lambda w: w.update({"head.bias": torch.full((10,), torch.nan)}))
+    with pytest.raises(UserError, match=r"head.bias has values that are not finite"):
+        fedmes.load_client(directory)
+    edit_model(directory, lambda w: w.update({"head.bias": torch.zeros(10, dtype=torch.float64)}))
+    with pytest.raises(UserError, match=r"values of type torch.float32, torch.float64"):
+        fedmes.load_client(directory)
+    edit_model(directory, lambda w: w.pop("head.bias"))
+    with pytest.raises(UserError, match=r"no values of head.bias"):
+        fedmes.load_client(directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": np.zeros((12, 9, 9, 1), np.uint8)}, r"x is uint8 of shape \(12, 9, 9, 1\); needed"),
+        ({"x": np.zeros((12, 8, 8, 1), np.float32)}, "needed is uint8"),
+        ({"y": np.zeros(11, np.int64)}, "x is uint8"),
+        ({"y": np.full(12, 10)}, r"y has values outside 0\.\.9"),
+        ({"task": np.full(12, -1)}, "task has values outside"),
+        ({"y": None}, "there is no array y"),
+        ({"y": np.array(["a"] * 12, object)}, "y is object"),
+    ],
+)
+def test_a_memory_that_does_not_fit(directory, changes, words):
+    edit_memory(directory, **changes)
+    with pytest.raises(UserError, match=words):
+        fedmes.load_client(directory)
+
+
+def test_an_array_that_claims_to_be_huge_is_refused_before_it_is_made(directory):
+    count = 1 << 40
+    with zipfile.ZipFile(directory / "memory.npz", "w") as archive:
+        for name, size, kind in (("x", (count, 8, 8, 1), "|u1"), ("y", (count,), "<i8"), ("task", (count,), "<i8")):
+            with archive.open(f"{name}.npy", "w") as file:
+                np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": size})
+    with pytest.raises(UserError, match="takes more than 4 GB"):
+        fedmes.load_client(directory)
+
+
+# --- what can be given ----------------------------------------------------------------------------------------------
+
+
+def test_pictures_arrays_paths_and_lists_are_the_same_samples(digits_run, tmp_path):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    images = digits_data.load().x[:3]
+    for i, image in enumerate(images):
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{i}.png")
+    np.save(tmp_path / "all.npy", images)
+    np.savez(tmp_path / "all.npz", x=images[..., 0], y=np.zeros(3))
+    pictures = [Image.fromarray(image[..., 0]) for image in images]
+    files = [tmp_path / f"{i}.png" for i in range(3)]
+    for given in (
+        images, images[..., 0], pictures, files, [str(f) for f in files], [images[0], pictures[1], files[2]],
+        tmp_path / "all.npy", tmp_path / "all.npz", [p.convert("RGB") for p in pictures],
+        np.repeat(images, 3, axis=3),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(client.samples(given), images)
+    for one in (images[0], images[0, ..., 0], pictures[0], files[0]):
+        np.testing.assert_array_equal(client.samples(one), images[:1])
+
+
+def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
+    """A folder of mixed pictures read as training data, and each of them given to predict: the same pixels."""
+    from fedmes.data.own import read_folders
+
+    rng = np.random.RandomState(0)
+    folder = tmp_path / "data/site/task/train/kind"
+    folder.mkdir(parents=True)
+    Image.fromarray(rng.randint(0, 256, (20, 30, 3), np.uint8)).save(folder / "a.png")
+    Image.fromarray(rng.randint(0, 256, (16, 16), np.uint8)).save(folder / "b.png")
+    Image.fromarray(rng.randint(0, 256, (12, 12, 4), np.uint8)).save(folder / "c.png")
+    Image.fromarray(rng.randint(0, 256, (40, 8, 3), np.uint8)).save(folder / "d.jpg")
+    table = read_folders(tmp_path / "data", 12)
+    client = object.__new__(fedmes.predict.Client)
+    client.shape, client.normalisation = (3, 12, 12), clientdir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
+    np.testing.assert_array_equal(client.samples(sorted(folder.iterdir())), table.dataset.x)
+    client.shape = (1, 12, 12)
+    assert client.samples(folder / "a.png").shape == (1, 12, 12, 1)
+    for wrong in (np.zeros((2, 12, 12, 5), np.uint8), np.zeros((1, 2, 12, 12, 1), np.uint8)):
+        with pytest.raises(UserError, match="samples have shape"):
+            client.samples(wrong)
+    client.shape = (2, 12, 12)
+    with pytest.raises(UserError, match="not learned from pictures"):
+        client.samples(folder / "a.png")
+
+
+def test_many_files_come_in_order_and_bad_ones_lose_no_others(digits_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmes.predict.CHUNK", 7)  # several blocks
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    images = digits_data.load().x[:30]
+    for i, image in enumerate(images):
+        folder = tmp_path / f"{i // 10}"
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(image[..., 0]).save(folder / f"{i:02}.png")
+    (tmp_path / "1/15.png").write_bytes((tmp_path / "1/15.png").read_bytes()[:60])
+    (tmp_path / "1/notes.txt").write_text("no picture")
+    (tmp_path / "1/._16.png").write_text("no picture either")
+    np.save(tmp_path / "objects.npy", np.array([{}], object))
+    names, labels, reasons = [], [], {}
+    paths = [tmp_path / "2", tmp_path / "1", tmp_path / "objects.npy", tmp_path / "absent.png", tmp_path / "0/00.png"]
+    for item, prediction in predict_files(client, paths):
+        if prediction is None:
+            reasons[item.name.rpartition("/")[2]] = item.reason
+        else:
+            names.append(int(item.name[-6:-4]))
+            labels.append(prediction.label)
+    assert names == [*range(20, 30), *range(10, 15), *range(16, 20), 0]
+    assert labels == client.predict(images[names]).labels
+    assert list(reasons) == ["15.png", "objects.npy", "absent.png"]
+    assert "no such file" in reasons["absent.png"]
+
+
+def test_a_picture_shows_the_image_and_its_neighbours(digits_run, tmp_path):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    np.save(tmp_path / "two.npy", client.voters.x[:2])
+    found = list(predict_files(client, [tmp_path / "two.npy"]))
+    drawn = np.asarray(picture.draw(client, found))
+    step, left = picture.TILE + picture.GAP, 2 * picture.GAP + picture.TILE + picture.WORDS
+    tops = [2 * picture.GAP + picture.LINE + row * (step + 2 * picture.LINE) for row in (0, 1)]
+    for top, (item, prediction) in zip(tops, found, strict=True):
+        # A stored sample is its own nearest neighbour: the tile of the image and the first one are the same.
+        itself = drawn[top : top + picture.TILE, picture.GAP : picture.GAP + picture.TILE]
+        first = drawn[top : top + picture.TILE, left : left + picture.TILE]
+        np.testing.assert_array_equal(itself, first)
+        np.testing.assert_array_equal(itself[::12, ::12, 0], item.sample[..., 0])
+        frames = [tuple(drawn[top - 1, left + i * step]) for i in range(len(prediction.neighbours))]
+        same = [n.label == prediction.label for n in prediction.neighbours]
+        assert frames == [picture.SAME if is_same else picture.OTHER for is_same in same]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """The program as it is started, in this process: (status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmes", "predict", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for i, image in enumerate(digits_data.load().x[:30]):
+        Image.fromarray(image[..., 0]).save(folder / f"{i:02}.png")
+    return folder
+
+
+def test_command_for_few_images(command, digits_run, images, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    client = digits_run / "seed0/client0"
+    few = [images / "00.png", tmp_path / "bad.png", images / "01.png"]
+    status, out, err = command(client, *few, "--show", "why.png")
+    assert status == 0
+    assert err == f"skipped: {tmp_path}/bad.png: not a picture, or of a kind that is not read\n"
+    said = fedmes.load_client(client).predict([images / "00.png", images / "01.png"])
+    lines = out.splitlines()
+    assert "network alone" in lines[0]
+    assert "memory alone" in lines[0]
+    for line, one in zip(lines[1:], said, strict=True):
+        assert f" {one.label} " in line
+        assert f"{one.probability:.3f}" in line
+        assert f"{one.neighbours[0].label} ({one.neighbours[0].distance:.3g})" in line
+    with Image.open(tmp_path / "why.png") as shown:
+        assert shown.format == "PNG"
+
+
+def test_command_as_json_has_everything(command, digits_run, images, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    client = digits_run / "seed0/client0"
+    status, out, _ = command(client, images, tmp_path / "bad.png", "--json", "--task", "1")
+    content = json.loads(out)
+    assert status == 0
+    assert set(content) == {"client", "task", "images", "skipped"}
+    assert content["task"] == 1
+    assert content["client"] == fedmes.load_client(client).as_dict()
+    assert content["skipped"] == [
+        {"image": f"{tmp_path}/bad.png", "reason": "not a picture, or of a kind that is not read"}
+    ]
+    said = fedmes.load_client(client).predict(digits_data.load().x[:30], task=1)
+    assert [image.pop("image") for image in content["images"]] == [f"{images}/{i:02}.png" for i in range(30)]
+    assert content["images"] == [one.as_dict() for one in said]
+    assert set(content["images"][0]) == {
+        "label", "probability", "network", "memory", "neighbours", "probabilities"
+    }  # fmt: skip
+    assert set(content["images"][0]["neighbours"][0]) == {"index", "label", "task", "distance"}
+
+
+def test_command_sums_up_many_images(command, digits_run, images):
+    client = digits_run / "seed0/client0"
+    status, out, err = command(client, images)
+    assert (status, err) == (0, "")
+    said = fedmes.load_client(client).predict(digits_data.load().x[:30])
+    table = [line.split() for line in out.partition("\n\n")[0].splitlines()[1:]]
+    assert {label: int(count) for label, count, _ in table} == Counter(said.labels)
+    agree = (said.network.argmax(1) == said.memory.argmax(1)).sum()
+    assert f"network and memory agree about {agree} of 30" in out
+
+
+def test_command_with_nothing_to_say(command, digits_run, tmp_path):
+    client = digits_run / "seed0/client0"
+    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([client, tmp_path / "bad.png"], "error: no image could be read"),
+        ([client, tmp_path / "empty"], "no images there"),
+        ([client, tmp_path / "bad.png", "--show", "why.jpg"], "needed is the name of a .png file"),
+        ([client, tmp_path / "bad.png", "--show", "absent/why.png"], "cannot be written there"),
+        ([tmp_path, tmp_path / "bad.png"], "holds no client.json"),
+    ):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert words in err
+        assert "Traceback" not in err
