@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,14 @@ class Book:
         self.slowest_bytes = int(about["slowest_bytes"])
 
     def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
+        said = {row.reason for row in self.rows}
+        for row in rows:
+            if row.reason and row.reason not in said:
+                said.add(row.reason)
+                who = self.prepared.federations[row.seed].plans[row.client].name
+                where = f"seed {self.prepared.config.seeds[row.seed]}, task {row.position}, round {row.index}"
+                text = f"{where}: the update of client {who} is left out ({row.reason}); rounds.csv counts such updates"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
         self.rows += rows
         # Links work in parallel, so a round takes as long as its slowest client.
         self.slowest_bytes += max((row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0)
@@ -120,6 +129,7 @@ class Book:
             "down_bytes": row.down_bytes,
             "seconds": round(row.seconds, 6),
             "left_out": int(row.left_out),
+            "reason": row.reason,
         }
 
 

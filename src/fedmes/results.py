@@ -20,7 +20,7 @@ from fedmes.metrics import Floats
 
 ROUND_COLUMNS = (
     "seed", "task", "round", "client", "loss", "lambda", "rule2", "distance",
-    "up_bytes", "down_bytes", "seconds", "left_out",
+    "up_bytes", "down_bytes", "seconds", "left_out", "reason",
 )  # fmt: skip
 
 
