@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from fedmes.config import Config
 from fedmes.data import Dataset, Normalisation
@@ -21,7 +21,7 @@ from fedmes.results import replace_text
 
 def save_model(path: Path, entries: Tensors) -> None:
     """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
-    save_file({name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}, path)
+    path.write_bytes(save({name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}))
 
 
 def save_client(
@@ -33,6 +33,7 @@ def save_client(
     ready: Tensors,
 ) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a client remembers is its own business
+    directory.chmod(0o700)
     save_model(directory / "model.safetensors", ready)
     learned = [p for p in range(plan.tasks) if plan.trained[p]]
     memory = plan.memory_after[-1]
@@ -54,7 +55,6 @@ def save_client(
     if "theta" in ready:
         about["knn"] = config.knn.model_dump() | {"theta": float(ready["theta"])}
     replace_text(directory / "client.json", json.dumps(about, indent=2) + "\n")
-    directory.chmod(0o700)
     for path in directory.iterdir():
         path.chmod(0o600)
 

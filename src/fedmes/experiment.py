@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmes import checkpoint, clientdir, draws, models, plugins, results
+from fedmes import checkpoint, clientdir, draws, models, plugins, results, storage
 from fedmes import config as configuration
 from fedmes.benchmarks import open_benchmark
 from fedmes.book import Book, Listener
@@ -204,9 +204,17 @@ def execute(
     where to begin if the directory has no checkpoint."""
     config = prepared.config
     directory = out or default_directory(config)
+    storage.check(prepared, directory)
     results.claim(directory, config, versions())
-    with checkpoint.locked(directory), numerics(config):
-        return _execute(prepared, directory, on_progress, resume, stop, state)
+    try:
+        with checkpoint.locked(directory), numerics(config):
+            return _execute(prepared, directory, on_progress, resume, stop, state)
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        raise UserError(
+            f"{directory}: the results cannot be written ({reason}); what was saved is intact; "
+            f"to go on: fedmes resume {directory}"
+        ) from None
 
 
 def _execute(
