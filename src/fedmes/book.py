@@ -58,7 +58,9 @@ class Book:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
         self.accuracy = {name: grown(t, nothing).numpy() for name, t in pick(tensors, "book").items()}
         self.rows = [RoundRow(**row) for row in about["rows"]]
-        self.seconds = dict(about["seconds"])
+        if any(not (0 <= row.seed < self.shape[0] and 0 <= row.client < self.shape[1]) for row in self.rows):
+            raise ValueError("a round of a client that there is not")
+        self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
         self.slowest_bytes = int(about["slowest_bytes"])
 
     def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:

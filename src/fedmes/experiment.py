@@ -94,7 +94,7 @@ def extended(directory: Path, data: Path) -> tuple[Config, State]:
         raise UserError(
             f"extend: {directory} keeps no state to go on from, as with output.models=none or checkpoint.every=never"
         )
-    stored["data"]["more"] = [*before.data.more, str(data.resolve())]
+    stored.setdefault("data", {})["more"] = [*before.data.more, str(data.resolve())]
     if before.data.path is not None:
         stored.pop("tasks")  # the data says how many
     else:
@@ -237,10 +237,11 @@ def _execute(
             checkpoint.save(directory, int(state[1]["rounds_done"]), *state)
     if (found := found or state) is not None:
         try:
+            _check(found, config, total)
             engine.restore(found[0])
             book.restore(*found)
             done = int(found[1]["rounds_done"])
-        except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
 
     def save(rounds_done: int) -> None:
@@ -279,6 +280,15 @@ def _execute(
     else:
         checkpoint.clear(directory)
     return result
+
+
+def _check(state: State, config: Config, total: int) -> None:
+    tensors, about = state
+    learned = tensors["learned"]
+    if not 0 <= about["rounds_done"] <= total:
+        raise ValueError(f"round {about['rounds_done']} of {total}")
+    if learned.shape != (len(config.seeds), config.clients) or learned.min() < -1 or learned.max() >= config.tasks:
+        raise ValueError("tasks learned that there are not")
 
 
 def _engine(prepared: Prepared) -> Engine:
