@@ -1,11 +1,21 @@
 """Clients that are not asked, do not answer or send nonsense: the run goes on, in both engines alike."""
 
+import csv
+import subprocess
+import sys
+import warnings
+
 import numpy as np
 import pytest
+import torch
 
 import fedmes
 from fedmes import config
 from fedmes.benchmarks import open_benchmark
+from fedmes.engines.loop import LoopEngine
+from fedmes.federation import LATE, MISFIT, TOO_FAR, Update, settle
+from fedmes.methods.fedavg import FedAvg
+from fedmes.methods.fedmes import FedMeS
 from fedmes.streams import with_absences
 from test_stacked import assert_equal_runs, prepared_with
 
@@ -18,19 +28,27 @@ def test_both_engines_agree(method):
 
 
 def test_a_run_with_many_faults_ends(tmp_path):
-    result = fedmes.run(
-        benchmark="synthetic",
-        clients=8,
-        tasks=2,
-        rounds=6,
-        epochs=1,
-        faults={"drop": 0.3, "nan": 0.05},
-        out=tmp_path / "o",
-    )
+    """30 % dropouts, 5 % NaN: the metrics stay finite, and the table says what was left out."""
+    command = [
+        sys.executable, "-m", "fedmes", "run", "--benchmark", "synthetic", "--clients", "8", "--tasks", "2",
+        "--rounds", "6", "--epochs", "1", "--set", "faults.drop=0.3", "--set", "faults.nan=0.05", "--out", "o",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    result = fedmes.results.load(tmp_path / "o")
     expected = 8 * 12
     assert 0.5 * expected < len(result.rounds) < 0.9 * expected  # about 30 % did not answer
     assert result.left_out > 0
     assert all(np.isfinite(result.metrics[score][key]["mean"]) for score in result.metrics for key in ("acc_all", "fr"))
+    with (tmp_path / "o/rounds.csv").open(newline="") as file:
+        said = [(row["left_out"], row["reason"]) for row in csv.DictReader(file)]
+    assert said.count(("1", "not finite")) == result.left_out
+    assert said.count(("0", "")) == len(said) - result.left_out
+    text = f"left out: {result.left_out} of {len(said)} updates ({result.left_out} not finite); rounds.csv says whose"
+    assert text in done.stdout
+    (warning,) = done.stderr.strip().splitlines()  # once, however often it happens
+    assert warning.startswith("warning: seed 0, task ")
+    assert "the update of client" in warning
 
 
 @pytest.mark.parametrize(("fraction", "asked"), [(1.0, 10), (0.25, 3), (0.01, 1)])
@@ -46,10 +64,84 @@ def test_a_share_of_the_clients_takes_part(fraction, asked):
 
 def test_too_few_good_updates_leave_the_server_as_it_is():
     prepared = prepared_with({"method": "fedavg", "faults.nan": 1.0})
-    from fedmes.engines.loop import LoopEngine
-
     engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
     before = {name: t.clone() for name, t in engine.servers[0].items()}
     rows = engine.round(0)
     assert rows and all(row.left_out for row in rows)
     assert all((engine.servers[0][name] == t).all() for name, t in before.items())
+
+
+class Boastful(FedMeS):
+    """Client 1 sends a thousand times its model in the second round of each task; client 3 answers with 1e30."""
+
+    def upload(self, st, me):
+        second = ~me.first & ~me.last
+        factor = torch.where((me.client == 1) & second, 1e3, 1.0) * torch.where((me.client == 3) & me.last, 1e30, 1.0)
+        return {name: t * factor for name, t in super().upload(st, me).items()}
+
+
+def test_an_absurd_update_is_left_out_in_both_engines(tmp_path):
+    options = {"rounds": 3, "tasks": 2, "epochs": 1, "stream.frac": 5, "faults.nan": 0.2}
+    prepared = prepared_with(options | {"method": "fedmes"}, own={"method": Boastful})
+    assert_equal_runs(prepared)
+    engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
+    rows = [row for g in range(6) for row in engine.round(g)]
+    absurd = [(row.client, row.index) for row in rows if row.reason == "absurd norm"]
+    broken = [(row.client, row.index) for row in rows if row.reason == "not finite"]
+    assert set(absurd) == {(1, 1), (3, 2)}
+    assert len(absurd) + sum(at in {(1, 1), (3, 2)} for at in broken) == 2 * 2 * 2  # both, of two seeds and two tasks
+    assert all(torch.isfinite(t).all() for server in engine.servers for t in server.values())
+    with pytest.warns(RuntimeWarning, match=r"client 1 is left out \(absurd norm\)"):
+        fedmes.run(method=Boastful, benchmark="synthetic", clients=4, tasks=1, rounds=3, epochs=1, out=tmp_path / "o")
+
+
+def server_of(clients, **options):
+    """A FedAvg server of one weight vector, and a function that settles a round."""
+    prepared = prepared_with({"method": "fedavg"} | options)
+    method = FedAvg(prepared.method.net, prepared.config)
+
+    def answer(updates, server=(3.0, 4.0)):
+        state = {"w.a": torch.tensor(server)}
+        new, left_out = settle(method, state, 7, updates, clients, {"w.a": torch.zeros(2)})
+        return new["w.a"].tolist(), left_out
+
+    return answer
+
+
+def update(*values, round=7, name="w.a", dtype=torch.float32):
+    return Update(round, {name: torch.tensor(values, dtype=dtype)}, 1)
+
+
+def test_updates_that_do_not_fit_or_come_late():
+    answer = server_of(6)
+    updates = {
+        0: update(1.0, 1.0), 1: update(1.0, 1.0, 1.0), 2: update(1.0, 1.0, name="w.b"),
+        3: update(1.0, 1.0, dtype=torch.float64), 4: update(9.0, 9.0, round=6), 5: update(3.0, 5.0),
+    }  # fmt: skip
+    assert answer(updates) == ([2.0, 3.0], {1: MISFIT, 2: MISFIT, 3: MISFIT, 4: LATE})
+    assert answer({1: updates[1]}) == ([3.0, 4.0], {1: MISFIT})
+    assert answer({}) == ([3.0, 4.0], {})
+    more = server_of(6, **{"server.min_clients": 3})
+    assert more(updates)[0] == [3.0, 4.0]  # two good ones are too few
+
+
+def test_what_is_absurd():
+    """Farther than 100 times the median and than 100 times the server's norm, which is 5 here."""
+    answer = server_of(3)
+    near = {0: update(3.0, 5.0), 1: update(3.0, 3.0)}
+    limit = TOO_FAR * 5.0
+    assert answer(near | {2: update(3.0, 4.0 + limit)})[1] == {}
+    assert answer(near | {2: update(3.0, 4.1 + limit)}) == ([3.0, 4.0], {2: "absurd norm"})
+    assert answer(near | {2: update(3e30, 1.0)})[1] == {2: "absurd norm"}  # whose square is infinite
+    assert answer({2: update(3.0, 5e4)})[1] == {}  # alone: nobody says what is usual
+    assert answer({0: update(3.0, 5e4), 1: update(3.0, -5e4), 2: update(3.0, 6e4)})[1] == {}  # all learn as fast
+    assert answer(near | {2: update(3.0, 5.0)}, server=(0.0, 0.0))[1] == {}
+    still = {0: update(3.0, 4.0), 1: update(3.0, 4.0)}
+    assert answer(still | {2: update(3.0, 5.0)})[1] == {}  # one who learns among those who are done
+
+
+def test_a_good_run_says_nothing(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = fedmes.run(benchmark="synthetic", clients=4, tasks=2, rounds=2, epochs=1, out=tmp_path / "o")
+    assert result.left_out == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -62,10 +63,19 @@ class Book:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
         self.accuracy = {name: grown(t, nothing).numpy() for name, t in pick(tensors, "book").items()}
         self.rows = [RoundRow(**row) for row in about["rows"]]
-        self.seconds = dict(about["seconds"])
+        if any(not (0 <= row.seed < self.shape[0] and 0 <= row.client < self.shape[1]) for row in self.rows):
+            raise ValueError("a round of a client that there is not")
+        self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
         self.slowest_bytes = int(about["slowest_bytes"])
 
     def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
+        said = {row.reason for row in self.rows}
+        for row in rows:
+            if row.reason and row.reason not in said:
+                said.add(row.reason)
+                where = f"seed {self.config.seeds[row.seed]}, task {row.position}, round {row.index}"
+                text = f"{where}: the update of client {row.client} is left out ({row.reason}); rounds.csv counts such updates"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
         self.rows += rows
         self.latest = rows or self.latest
         # Links work in parallel, so a round takes as long as its slowest client.
@@ -142,4 +152,5 @@ class Book:
             "down_bytes": row.down_bytes,
             "seconds": round(row.seconds, 6),
             "left_out": int(row.left_out),
+            "reason": row.reason,
         }

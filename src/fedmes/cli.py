@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -521,6 +522,7 @@ def _progress(quiet: bool, title: str) -> Iterator[Callable[[Progress], None] | 
 
 
 def main() -> None:
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         app()
     except UserError as error:

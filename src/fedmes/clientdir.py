@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from fedmes.config import Config, Count, Positive
 from fedmes.data import Dataset, Normalisation
@@ -121,7 +121,7 @@ class Stored:
 def save_model(path: Path, entries: Tensors) -> None:
     """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
     content = {name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}
-    _replace(path, lambda part: save_file(content, part))
+    _replace(path, lambda part: part.write_bytes(save(content)))
 
 
 def save_client(

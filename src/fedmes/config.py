@@ -350,7 +350,7 @@ def parse_value(text: str) -> Any:
     """The value of `--set key=value`: a TOML value, or else plain text."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -359,7 +359,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a TOML file ({error})") from None
     content.pop("versions", None)  # what a result's config.toml says of its past does not bind a new run
     return content

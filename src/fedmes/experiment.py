@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmes import checkpoint, clientdir, draws, models, plugins, results
+from fedmes import checkpoint, clientdir, draws, models, plugins, results, storage
 from fedmes import config as configuration
 from fedmes.benchmarks import open_benchmark
 from fedmes.book import Book, Listener, Origin
@@ -96,7 +96,7 @@ def extended(directory: Path, data: Path) -> tuple[Config, State]:
         raise UserError(
             f"extend: {directory} keeps no state to go on from, as with output.models=none or checkpoint.every=never"
         )
-    stored["data"]["more"] = [*before.data.more, str(data.resolve())]
+    stored.setdefault("data", {})["more"] = [*before.data.more, str(data.resolve())]
     if before.data.path is not None:
         stored.pop("tasks")  # the data says how many
     else:
@@ -247,24 +247,39 @@ def execute(
     where to begin if the directory has no checkpoint. `grid`: Flower's way to sites that run elsewhere."""
     config = prepared.config
     directory = out or default_directory(config)
+    storage.check(prepared, directory)
     results.claim(directory, config, versions())
     total = max(len(f.stream.position) for f in prepared.federations)
-    with checkpoint.locked(directory), numerics(config):
 
-        def finish(engine: Engine) -> Result:
-            book = train(engine, config, directory, total, on_progress, resume, stop, state)
-            _save_models(directory, prepared, engine)
-            result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
-            result.write(directory)
-            if _to_go_on_from(config):
-                checkpoint.keep(directory, 1)
-            else:
-                checkpoint.clear(directory)
-            return result
+    def finish(engine: Engine) -> Result:
+        book = train(engine, config, directory, total, on_progress, resume, stop, state)
+        _save_models(directory, prepared, engine)
+        result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
+        result.write(directory)
+        if _to_go_on_from(config):
+            checkpoint.keep(directory, 1)
+        else:
+            checkpoint.clear(directory)
+        return result
 
+    with _working_in(directory, config):
         if config.engine.name == "flower":
             return _through_flower(prepared, directory, resume, finish, grid)
         return finish(_engine(prepared))
+
+
+@contextmanager
+def _working_in(directory: Path, config: Config) -> Iterator[None]:
+    """Alone in a directory, in which a disk that fills up loses nothing that was saved."""
+    try:
+        with checkpoint.locked(directory), numerics(config):
+            yield
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        raise UserError(
+            f"{directory}: the results cannot be written ({reason}); what was saved is intact; "
+            f"to go on: fedmes resume {directory}"
+        ) from None
 
 
 def train(
@@ -290,10 +305,11 @@ def train(
             checkpoint.save(directory, int(state[1]["rounds_done"]), *state)
     if (found := found or state) is not None:
         try:
+            _check(found, config, total)
             engine.restore(found[0])
             book.restore(*found)
             done = int(found[1]["rounds_done"])
-        except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
 
     def save(rounds_done: int) -> None:
@@ -330,6 +346,17 @@ def train(
 def _to_go_on_from(config: Config) -> bool:
     """Is the last state kept when a run is over?"""
     return config.output.models == "all" and config.checkpoint.every != "never"
+
+
+def _check(state: State, config: Config, total: int | None) -> None:
+    tensors, about = state
+    if about["rounds_done"] < 0 or (total is not None and about["rounds_done"] > total):
+        raise ValueError(f"round {about['rounds_done']} of {total}")
+    if config.engine.name == "flower":
+        return  # what sites have learned, they know
+    learned = tensors["learned"]
+    if learned.shape != (len(config.seeds), config.clients) or learned.min() < -1 or learned.max() >= config.tasks:
+        raise ValueError("tasks learned that there are not")
 
 
 def _engine(prepared: Prepared) -> Engine:

@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from fedmes import metrics
+from fedmes import config as configuration
+from fedmes import limits, metrics
 from fedmes.config import Config
 from fedmes.errors import UserError
 from fedmes.metrics import Floats
 
 ROUND_COLUMNS = (
     "seed", "task", "round", "client", "loss", "lambda", "rule2", "distance",
-    "up_bytes", "down_bytes", "seconds", "left_out",
+    "up_bytes", "down_bytes", "seconds", "left_out", "reason",
 )  # fmt: skip
+
+SECONDS = ("train", "eval", "compile", "total", "communication_modelled", "slowest_client")
 
 
 @dataclass(repr=False)
@@ -116,19 +119,40 @@ def load(directory: Path) -> Result:
     """A finished run from its directory, which need not hold models nor `rounds.csv`."""
     try:
         content = json.loads((directory / "result.json").read_bytes())
+        limits.check_arrays(directory / "accuracy.npz")
         with np.load(directory / "accuracy.npz", allow_pickle=False) as file:
             accuracy = {name: file[name] for name in file.files}
         rounds: list[dict[str, Any]] = []
         if (directory / "rounds.csv").exists():
             with (directory / "rounds.csv").open(newline="") as file:
                 rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
-        config = Config.model_validate(stored_config(directory))
+        if (stored := stored_config(directory)) is None:
+            raise ValueError("config.toml cannot be read")
+        config = configuration.stored(stored, directory)
+        shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
+        if not {"acc", "acc_masked"} <= accuracy.keys() or {(a.shape, a.dtype) for a in accuracy.values()} != {
+            (shape, np.dtype(np.float64))
+        }:
+            raise ValueError(f"accuracy.npz does not hold accuracies of shape {shape}")
+        split, share, peak = content["split_sha256"], content["memory_share"], content["peak_memory_bytes"]
         return Result(
-            config, content["split_sha256"], content["parameters"], accuracy, content["communication"],
-            content["seconds"], content["memory_share"], rounds, content["notes"], content["peak_memory_bytes"],
-            directory, content.get("by_task", {}), content["left_out"],
-        )  # fmt: skip
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            config,
+            None if split is None else str(split),
+            int(content["parameters"]),
+            accuracy,
+            {name: int(content["communication"][name]) for name in ("up_bytes", "down_bytes")},
+            {name: float(content["seconds"][name]) for name in SECONDS},
+            None if share is None else float(share),
+            rounds,
+            [str(note) for note in content["notes"]],
+            None if peak is None else int(peak),
+            directory,
+            dict(content.get("by_task", {})),
+            int(content["left_out"]),
+        )
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in json, csv, zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{directory}: holds no finished run ({error})") from None
 
 
@@ -136,7 +160,7 @@ def stored_config(directory: Path) -> dict[str, Any] | None:
     """The configuration a directory was made with; None if it holds no run."""
     try:
         content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     content.pop("versions", None)
     return content

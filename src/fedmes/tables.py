@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,9 @@ def _footer(result: Result) -> list[Text]:
         replica = peak / (config.clients * len(config.seeds))
         lines.append(f"GPU memory: {peak / 1e9:.2f} GB at most, {replica / 1e6:.1f} MB a client and seed")
     if result.left_out:
-        lines.append(f"left out: {result.left_out} updates that were not finite (rounds.csv says whose)")
+        reasons = Counter(row["reason"] for row in result.rounds if row["left_out"])
+        said = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        lines.append(f"left out: {result.left_out} of {len(result.rounds)} updates ({said}); rounds.csv says whose")
     lines += [f"note: {note}" for note in result.notes[:3]]
     if len(result.notes) > 3:
         lines.append(f"note: {len(result.notes) - 3} more such notes in result.json")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes import draws, streams
+from fedmes import draws, limits, streams
 from fedmes.data import Dataset, Source
 from fedmes.draws import Ints
 from fedmes.errors import UserError
@@ -164,25 +164,14 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         with file:
             if missing := [name for name in needed if name not in file.files]:
                 raise UserError(f"{path}: has no array {', '.join(missing)}; needed are {', '.join(needed)}")
+            limits.check_arrays(path, {*needed, *optional})
             for name in (*needed, *(n for n in optional if n in file.files)):
-                arrays[name] = _array(file, name, path)
+                arrays[name] = file[name]
     except UserError:
         raise
     except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be read as an .npz file ({error})") from None
     return arrays
-
-
-def _array(file: np.lib.npyio.NpzFile, name: str, path: Path) -> NDArray[Any]:
-    try:
-        values = file[name]
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise
-        raise UserError(f"{path}: {name} holds Python objects; save plain numbers or strings") from None
-    if not isinstance(values, np.ndarray):
-        raise UserError(f"{path}: {name} is not an array")
-    return values
 
 
 def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
@@ -252,10 +241,11 @@ def _read_images(paths: list[Path], size: int | None) -> NDArray[np.uint8]:
     """Grey if all images are grey, else RGB."""
     from PIL import Image, UnidentifiedImageError
 
-    images = []
+    images: list[Image.Image] = []
     for path in paths:
         try:
-            with Image.open(path) as image:
+            with Image.open(path, formats=("PNG", "JPEG")) as image:  # others may run programs
+                limits.check_picture(image, len(paths), size, path)
                 picture = image.convert("L" if image.mode in ("1", "L") else "RGB")
                 if size is not None and picture.size != (size, size):
                     picture = picture.resize((size, size), Image.Resampling.BILINEAR)

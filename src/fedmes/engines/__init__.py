@@ -20,7 +20,11 @@ class RoundRow:
     up_bytes: int
     down_bytes: int
     seconds: float
-    left_out: bool
+    reason: str = ""  # why the server left the update out
+
+    @property
+    def left_out(self) -> bool:
+        return bool(self.reason)
 
 
 @dataclass(frozen=True)

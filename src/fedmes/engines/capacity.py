@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedmes import wire
 from fedmes.contract import Method
 from fedmes.federation import Federation, Samples, Site
+from fedmes.limits import free_memory
 from fedmes.net import Net
 
 HEADROOM = 0.7  # the part of free memory that is planned with
@@ -57,12 +56,4 @@ def activation_bytes(net: Net, samples: Samples) -> float:
 
 
 def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,9 +25,10 @@ from fedmes import draws, wire
 from fedmes.config import Config
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
-from fedmes.engines.loop import server_round
+from fedmes.engines.loop import tidy
 from fedmes.errors import UserError
 from fedmes.experiment import numerics
+from fedmes.federation import MISFIT, Update, settle
 from fedmes.functional import Tensors, put
 from fedmes.sites import Answer, Desk
 
@@ -137,7 +139,9 @@ class FlowerEngine:
     def __init__(self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid) -> None:
         self.method, self.config, self.grid = method, config, grid
         self.servers = [method.server(params) for params in initial]
-        self.upload = method.upload(method.init(initial[0], _anybody(config, initial[0])), _anybody(config, initial[0]))
+        self.expected = method.upload(
+            method.init(initial[0], _anybody(config, initial[0])), _anybody(config, initial[0])
+        )
         self.versions = [0] * len(initial)  # of that part of the state which is sent when it has changed
         self.nodes: dict[int, int] = {}  # client -> Flower's node
         self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that lies there
@@ -244,8 +248,9 @@ class FlowerEngine:
         return [row for s in range(len(self.servers)) for row in self._seed_round(s, g)]
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
-        rows, uploads = [], {}
-        present, samples = [False] * self.config.clients, [0] * self.config.clients
+        done: list[RoundRow] = []
+        updates: dict[int, Update] = {}
+        unreadable: dict[int, str] = {}
         answers, size = self._ask("train", s, self._chosen(g), g)
         for k, (facts, packed) in sorted(answers.items()):
             self.waiting |= bool(facts["waiting"])
@@ -253,22 +258,20 @@ class FlowerEngine:
                 self.ended.append((s, k))
             if "position" not in facts:
                 continue  # it had nothing to do
+            sent = 0
             try:
-                uploads[k] = up = wire.unpack(packed, self.upload)
-                present[k] = all(bool(torch.isfinite(t).all()) for t in up.values())
-            except ValueError as error:
-                self.failures[f"{self.names[k]}: {error}"] += 1
-            samples[k] = int(facts["samples"])
-            sent = int(wire.size(uploads[k])) if k in uploads else 0
+                updates[k] = Update(g, wire.unpack(packed, self.expected), float(facts["samples"]))
+                sent = int(wire.size(updates[k].tensors))
+            except ValueError:
+                unreadable[k] = MISFIT
             about = (int(facts["position"]), int(facts["index"]), facts["report"])
-            rows.append(RoundRow(s, k, *about, sent, size[k], float(facts["seconds"]), not present[k]))
-        if uploads:
-            before = self.servers[s]
-            place = next(iter(self.method.net.initial.values()))
-            after = self.servers[s] = server_round(self.method, before, uploads, present, samples, place)
-            old, new = self.method.sent_down(before)[1], self.method.sent_down(after)[1]
-            self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
-        return rows
+            done.append(RoundRow(s, k, *about, sent, size[k], float(facts["seconds"])))
+        before = self.servers[s]
+        after, left_out = settle(self.method, before, g, updates, self.config.clients, self.expected)
+        self.servers[s] = after = tidy(after)
+        old, new = self.method.sent_down(before)[1], self.method.sent_down(after)[1]
+        self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
+        return [replace(row, reason=(left_out | unreadable).get(row.client, "")) for row in done]
 
     def _chosen(self, g: int) -> list[int]:
         """A share of the sites. In a simulation the schedule says who takes part, and everybody is asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.func import vmap
 from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
-from fedmes.federation import Federation, Samples, Site
+from fedmes.federation import Federation, Samples, Site, Update, settle
 from fedmes.functional import Tensors, broken, grown, put
 from fedmes.plan import Round
 
@@ -69,20 +70,6 @@ def client_score(
     return rows
 
 
-def server_round(
-    method: Method, bc: Tensors, uploads: dict[int, Tensors], present: list[bool], samples: list[int], place: Tensor
-) -> Tensors:
-    """The server's state after a round, from the uploads of some of all clients; `place`: any tensor where it lies."""
-    if sum(present) < method.config.server.min_clients:
-        return bc
-    somebody = next(iter(uploads.values()))
-    nothing = {name: torch.zeros_like(t) for name, t in somebody.items()}
-    lines = [uploads.get(k, nothing) for k in range(len(present))]
-    stacked = {name: torch.stack([line[name] for line in lines]) for name in somebody}
-    here, counts = torch.tensor(present, device=place.device), place.new_tensor(samples)
-    return bc | tidy(method.aggregate(bc, stacked, here, counts))
-
-
 class LoopEngine:
     """All seeds of a run, round by round."""
 
@@ -97,6 +84,7 @@ class LoopEngine:
             [method.init(params, site.me()) for site in sites]
             for params, sites in zip(initial, self.sites, strict=True)
         ]
+        self.expected = method.upload(self.clients[0][0], self.sites[0][0].me())  # names and shapes of an upload
         self.notes: list[str] = []
         self.compile_seconds = 0.0
         self.learned = [[-1] * len(sites) for sites in self.sites]  # the last task each client has finished
@@ -108,9 +96,8 @@ class LoopEngine:
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
         method, bc = self.method, self.servers[s]
         each_round, first_round = (int(wire.size(part)) for part in method.sent_down(bc))
-        rows: list[RoundRow] = []
-        uploads: dict[int, Tensors] = {}
-        present, samples = [False] * len(self.sites[s]), [0] * len(self.sites[s])
+        done: list[RoundRow] = []
+        updates: dict[int, Update] = {}
         for k, site in enumerate(self.sites[s]):
             work = site.plan.round(g)
             if work is None:
@@ -118,15 +105,14 @@ class LoopEngine:
             start = time.perf_counter()
             st = self.clients[s][k] = tidy(client_round(method, self.clients[s][k], bc, work, site))
             up = method.upload(st, site.me(work))
-            uploads[k] = up = broken(up) if work.broken else up
+            updates[k] = Update(g, broken(up) if work.broken else up, len(work.samples))
             report = {name: float(value) for name, value in method.report(st, bc).items()}
-            present[k] = all(bool(torch.isfinite(t).all()) for t in up.values())
-            samples[k] = len(work.samples)
             seconds = time.perf_counter() - start
             sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
-            rows.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds, not present[k]))
-        self.servers[s] = server_round(method, bc, uploads, present, samples, self.sites[s][0].scale[0])
-        return rows
+            done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
+        server, left_out = settle(method, bc, g, updates, len(self.sites[s]), self.expected)
+        self.servers[s] = tidy(server)
+        return [replace(row, reason=left_out.get(row.client, "")) for row in done]
 
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:

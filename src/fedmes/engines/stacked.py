@@ -29,7 +29,7 @@ from fedmes.engines.batches import NOBODY, Batches, Grid, Numbers, each, padded
 from fedmes.engines.captured import Captured
 from fedmes.engines.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.engines.loop import client_predictor
-from fedmes.federation import Federation, Samples, Site
+from fedmes.federation import VERDICTS, Federation, Samples, Site, judge
 from fedmes.functional import Tensors, broken, grown, put
 from fedmes.plan import Plan, Round
 
@@ -121,10 +121,10 @@ class StackedEngine:
         rows = []
         for s, k in np.argwhere(active).tolist():
             work, mine_now = works[s][k], {name: column[s, k].item() for name, column in back.items()}
-            finite, up = bool(mine_now.pop("finite")), int(mine_now.pop("up"))
+            reason, up = VERDICTS[int(mine_now.pop("verdict"))], int(mine_now.pop("up"))
             received = int(mine_now.pop("each") + work.first * mine_now.pop("first"))
             share = seconds / int(active.sum())
-            rows.append(RoundRow(s, k, work.position, work.index, mine_now, up, received, share, not finite))
+            rows.append(RoundRow(s, k, work.position, work.index, mine_now, up, received, share, reason))
         return rows
 
     def _begin_round(self, everybody: bool) -> tuple[Tensor, Tensor]:
@@ -145,14 +145,13 @@ class StackedEngine:
                 name: torch.where(self.broken.reshape(*self.broken.shape, *(1 for _ in t.shape[2:])), bad[name], t)
                 for name, t in uploads.items()
             }
-        fine = [torch.isfinite(t).flatten(2).all(-1) for t in uploads.values()]
-        finite = torch.stack([torch.ones_like(self.active), *fine]).all(0)  # also of one who sends nothing
-        present = finite & self.active
+        verdict = vmap(judge)(bc, uploads, self.active)
+        present = (verdict == 0) & self.active
         report = over(method.report, "cs")(self.state, bc)
         some = present.sum(1) >= method.config.server.min_clients
         for name, new in vmap(method.aggregate)(bc, uploads, present, self.me.samples).items():
             bc[name].copy_(torch.where(some.reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
-        return {"finite": finite, "up": wire.size(uploads, 2)} | report
+        return {"verdict": verdict, "up": wire.size(uploads, 2)} | report
 
     def _merge(self, new: Tensors, mask: Tensor | None) -> None:
         """Take over what changed, for those it concerns."""

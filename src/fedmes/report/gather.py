@@ -170,11 +170,12 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
     for name, found in (("metrics", run.metrics), ("metrics_nolip", run.metrics_nolip)):
         if not _equal(content.get(name), found):
             raise UserError(f"result.json and accuracy.npz disagree on {name}")
-    numbers = [*result.communication.values(), *result.seconds.values(), result.memory_share, result.parameters]
+    share = 0.0 if result.memory_share is None else result.memory_share  # real sites do not tell
+    numbers = [*result.communication.values(), *result.seconds.values(), share, result.parameters]
     wanted = {"up_bytes", "down_bytes", "train", "eval", "compile", "total", "communication_modelled"}
     if not wanted <= {*result.communication, *result.seconds} or not all(math.isfinite(n) for n in numbers):
         raise UserError("result.json: communication or seconds are not whole")
-    if not isinstance(result.split_sha256, str) or not all(isinstance(note, str) for note in result.notes):
+    if not isinstance(result.split_sha256, str | None) or not all(isinstance(note, str) for note in result.notes):
         raise UserError("result.json: split_sha256 or notes are no text")
     if not series.fits(config, run.rounds):
         raise UserError("rounds.csv: a row of a seed, task, round or client that this run does not have")
