@@ -75,9 +75,8 @@ def main() -> None:
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         size = page.stat().st_size
         print(f"{given.directories} directories, {given.seeds} seeds, {given.clients} clients, {given.tasks} tasks:")
-        print(
-            f"{seconds:.1f} s ({seconds / 20:.2f} of the bound; {busy:.1f} s of one core), {size / 1e6:.2f} MB ({size / 8e6:.2f} of the bound)"
-        )
+        print(f"{seconds:.1f} s ({seconds / 20:.2f} of the bound; {busy:.1f} s of one core)")
+        print(f"{size / 1e6:.2f} MB ({size / 8e6:.2f} of the bound)")
 
 
 if __name__ == "__main__":
