@@ -27,6 +27,8 @@ class Progress:
     round: int  # within the task, from 1
     rounds: int
     accuracy: float | None  # mean oblivious accuracy over the tasks so far, after the last finished task
+    rows: list[dict[str, Any]]  # of this round, as in rounds.csv
+    scores: dict[str, np.ndarray]  # where a client has just finished a task: all so far, as in accuracy.npz
 
 
 Listener = Callable[[Progress], None]
@@ -74,10 +76,10 @@ class Book:
             if row.reason and row.reason not in said:
                 said.add(row.reason)
                 where = f"seed {self.config.seeds[row.seed]}, task {row.position}, round {row.index}"
-                text = f"{where}: the update of client {row.client} is left out ({row.reason}); rounds.csv counts such updates"
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                text = f"the update of client {row.client} is left out ({row.reason}); rounds.csv counts such updates"
+                warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
         self.rows += rows
-        self.latest = rows or self.latest
+        self.latest = rows
         # Links work in parallel, so a round takes as long as its slowest client.
         self.slowest_bytes += max((row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0)
         for score in scores:
@@ -88,14 +90,16 @@ class Book:
                     row = table[score.seed, score.client, score.position]
                     row[: len(values)] = [value[column] for value in values]
 
-    def progress(self, done: int, total: int | None) -> Progress:
+    def progress(self, done: int, total: int | None, scores: list[Score]) -> Progress:
+        """After `enter` with the same scores."""
         accuracy = None
         if "acc" in self.accuracy:
             table = self.accuracy["acc"]
             learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
             accuracy = float(np.nanmean(table[:, :, learned[-1]]))
         furthest = max(((row.position, row.index) for row in self.latest), default=(0, 0))
-        return Progress(done, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds, accuracy)
+        place = (done, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds)
+        return Progress(*place, accuracy, [self._csv(row) for row in self.latest], self.accuracy if scores else {})
 
     def result(self, parameters: int, notes: list[str], origin: Origin) -> Result:
         return Result(

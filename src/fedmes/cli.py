@@ -6,7 +6,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,7 @@ from fedmes.deployment import require_flower
 from fedmes.errors import FederationError, Stopped, UserError, unknown
 
 if TYPE_CHECKING:
-    from fedmes.book import Progress
+    from fedmes.book import Listener, Progress
     from fedmes.config import Config
     from fedmes.experiment import Prepared, State
     from fedmes.predict import Item, Prediction
@@ -91,6 +91,7 @@ def run(
     settings: Settings = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on where a run in this directory was stopped")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also event files in DIR/tensorboard")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
@@ -99,7 +100,7 @@ def run(
 
     if resume:
         config = experiment.as_stored(config, out)
-    _show(_run(config, out, quiet, resume), quiet)
+    _show(_run(config, out, quiet, resume, tensorboard), quiet)
 
 
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
@@ -127,22 +128,45 @@ def extend(
     _show(_run(config, out, quiet, resume=True, state=state), quiet)
 
 
-def _run(config: Config, out: Path | None, quiet: bool, resume: bool, state: State | None = None) -> Result:
+def _run(
+    config: Config,
+    out: Path | None,
+    quiet: bool,
+    resume: bool,
+    tensorboard: bool = False,
+    state: State | None = None,
+) -> Result:
     from fedmes import experiment, results
+    from fedmes.events import event_files
 
     prepared = experiment.prepare(config)
     directory = out or experiment.default_directory(prepared.config)
     if resume and results.finished(directory, prepared.config):
         print(f"{directory}: this run is finished", file=sys.stderr)
         return results.load(directory)
-    return _train(prepared, directory, quiet, resume, state)
+    events = event_files(directory / "tensorboard", config.seeds) if tensorboard else nullcontext()
+    with events as listener:
+        return _train(prepared, directory, quiet, resume, listener, state)
 
 
-def _train(prepared: Prepared, directory: Path, quiet: bool, resume: bool, state: State | None = None) -> Result:
+def _train(
+    prepared: Prepared,
+    directory: Path,
+    quiet: bool,
+    resume: bool,
+    besides: Listener | None = None,
+    state: State | None = None,
+) -> Result:
     from fedmes import experiment
 
-    with _progress(quiet, prepared.config.method) as listener, _stop_on_interrupt() as stop:
-        return experiment.execute(prepared, directory, listener, resume, stop, state)
+    with _progress(quiet, prepared.config.method) as bar, _stop_on_interrupt() as stop:
+
+        def tell(now: Progress) -> None:
+            for listener in (besides, bar):
+                if listener is not None:
+                    listener(now)
+
+        return experiment.execute(prepared, directory, tell, resume, stop, state)
 
 
 def _show(result: Result, quiet: bool) -> None:

@@ -331,7 +331,7 @@ def train(
         book.enter(rows, scores)
         g += 1
         if on_progress is not None:
-            on_progress(book.progress(g, total))
+            on_progress(book.progress(g, total, scores))
         stopping = stop() and g != total
         if stopping or schedule.due(bool(scores)):
             save(g)

@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
             file.write(json.dumps(content) + "\n")
 
     def on_progress(now: Progress) -> None:
-        tell(asdict(now))
+        tell({name: value for name, value in asdict(now).items() if name not in ("rows", "scores")})
 
     try:
         experiment.serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
