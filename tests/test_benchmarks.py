@@ -1,5 +1,6 @@
 """The paper's benchmarks, dealt out from official class counts alone: no image is needed to know who gets which."""
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedmes import config
-from fedmes.benchmarks import BENCHMARKS, dealer, fused
-from fedmes.data import Dataset, Source
+from fedmes.benchmarks import BENCHMARKS, dealer, fused, open_benchmark
+from fedmes.data import Dataset, Source, catalog
 
 COUNTS = {  # classes, training and test images a class
     "cifar100": (100, 500, 100), "emnist": (60, 1600, 400), "emnist-letters": (26, 4800, 800), "core50": (550, 240, 60),
@@ -95,24 +96,43 @@ def test_invariants(benchmark, clients):
     """What every split must satisfy."""
     data = official(benchmark)
     for seed in range(20):
-        made = dealt(benchmark, seed, clients=clients)
-        assert len(made.clients) == clients
-        blocks = {task.name: task.block for client in made.clients for task in client.tasks}
-        assert sorted(c for block in blocks.values() for c in block) == list(range(len(data.class_names)))
-        assert {len(block) for block in blocks.values()} == {BLOCK[benchmark]}
-        assert len({tuple(task.name for task in client.tasks) for client in made.clients}) == clients  # unique orders
-        held, late = np.zeros(len(data.y), np.int64), any("hold images" in note for note in made.notes)
-        for client in made.clients:
-            assert len(client.tasks) == TASKS[benchmark]
-            for task in client.tasks:
-                assert 2 <= len(task.classes) <= 5
-                assert set(task.classes) <= set(task.block) == set(blocks[task.name])
-                assert task.train.max() < data.train_count <= task.test.min()
-                assert set(data.y[task.train]) == set(data.y[task.test]) == set(task.classes)
-                assert len(task.train) == SHARE[benchmark] * len(task.classes)
-                assert len(task.test) == sum(int((data.y[data.train_count :] == c).sum()) for c in task.classes)
-                held[task.train] += 1
-        assert late or held.max() == 1
+        check_split(benchmark, data, dealt(benchmark, seed, clients=clients), clients, np.full(1000, SHARE[benchmark]))
+
+
+@pytest.mark.skipif("FEDMES_TEST_DATA" not in os.environ, reason="FEDMES_TEST_DATA names no folder with real images")
+@pytest.mark.parametrize("benchmark", ["split-cifar100", "split-emnist"])
+def test_invariants_of_real_labels(benchmark, monkeypatch):
+    """Of real files, with classes in any order and, in EMNIST, of unequal sizes."""
+    root = Path(os.environ["FEDMES_TEST_DATA"])
+    if not all(catalog.find(name, root) for name in BENCHMARKS[benchmark].data):
+        pytest.skip("the data set is not there")
+    monkeypatch.setenv("FEDMES_DATA", str(root))
+    for clients in (10, 20):
+        source = open_benchmark(config.load(None, {"benchmark": benchmark, "clients": clients}))
+        shares = np.rint(0.1 * np.bincount(source.dataset.y[: source.dataset.train_count])).astype(int)
+        for seed in range(20):
+            check_split(benchmark, source.dataset, source.stream(seed), clients, shares)
+
+
+def check_split(benchmark, data, made, clients, shares):
+    tests = np.bincount(data.y[data.train_count :])
+    assert len(made.clients) == clients
+    blocks = {task.name: task.block for client in made.clients for task in client.tasks}
+    assert sorted(c for block in blocks.values() for c in block) == list(range(len(data.class_names)))
+    assert {len(block) for block in blocks.values()} == {BLOCK[benchmark]}
+    assert len({tuple(task.name for task in client.tasks) for client in made.clients}) == clients  # unique orders
+    held, late = np.zeros(len(data.y), np.int64), any("hold images" in note for note in made.notes)
+    for client in made.clients:
+        assert len(client.tasks) == TASKS[benchmark]
+        for task in client.tasks:
+            assert 2 <= len(task.classes) <= 5
+            assert set(task.classes) <= set(task.block) == set(blocks[task.name])
+            assert task.train.max() < data.train_count <= task.test.min()
+            assert set(np.unique(data.y[task.train])) == set(np.unique(data.y[task.test])) == set(task.classes)
+            assert len(np.unique(task.train)) == len(task.train) == sum(shares[c] for c in task.classes)
+            assert len(task.test) == sum(tests[c] for c in task.classes)
+            held[task.train] += 1
+    assert late or held.max() == 1
 
 
 @pytest.mark.parametrize("benchmark", [*PAPER, "affcl-letters", "affcl-cifar100"])

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import fedmes
+from fedmes.benchmarks import BENCHMARKS
 from fedmes.data import Source, cache, catalog
 from fedmes.errors import UserError
 
@@ -389,20 +390,41 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
 
 
 @real
-def test_real_cifar100():
-    data = catalog.load("cifar100", root=Path(REAL))
-    assert (np.bincount(data.y[:50_000]) == 500).all() and (np.bincount(data.y[50_000:]) == 100).all()
-    statistics = Source(data, None).normalisation(None)
-    np.testing.assert_allclose(statistics.mean[0], (0.507, 0.487, 0.441), atol=1e-3)
-    np.testing.assert_allclose(statistics.std[0], (0.267, 0.256, 0.276), atol=1e-3)
+@pytest.mark.parametrize(
+    ("name", "train", "test", "mean", "std"),
+    [
+        ("cifar100", 500, 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+        ("emnist", None, None, (0.174,), (0.332,)),  # its smallest classes have fewer than 2,000 images
+        ("miniimagenet", 500, 100, None, None),
+    ],
+)
+def test_real_counts_and_statistics(name, train, test, mean, std):
+    there(name)
+    data = catalog.load(name, root=Path(REAL), image_size=None if mean else 32)
+    labels = data.y[: data.train_count], data.y[data.train_count :]
+    assert [len(np.bincount(y)) for y in labels] == [60 if name == "emnist" else 100] * 2
+    if train is not None and not data.notes:
+        assert [set(np.bincount(y)) for y in labels] == [{train}, {test}]
+    if mean is not None:
+        np.testing.assert_allclose(data.statistics.mean[0], mean, atol=1e-3)
+        np.testing.assert_allclose(data.statistics.std[0], std, atol=1e-3)
 
 
 @real
-@pytest.mark.parametrize("benchmark", ["split-cifar100", "split-emnist", "split-miniimagenet", "fusion-40"])
+@pytest.mark.parametrize("benchmark", [name for name, b in BENCHMARKS.items() if set(b.data) & set(catalog.CATALOG)])
 def test_real_benchmarks_run(benchmark, tmp_path, monkeypatch):
+    there(*BENCHMARKS[benchmark].data)
     monkeypatch.setenv("FEDMES_DATA", REAL)
+    small = {"width": 20} if BENCHMARKS[benchmark].defaults["model"]["name"] == "resnet18" else {}
     result = fedmes.run(
-        benchmark=benchmark, clients=2, tasks=2, rounds=1, epochs=1, stream={"frac": 12, "test_frac": 0.05},
-        memory=20, data={"image_size": 28 if benchmark == "split-emnist" else 32}, out=tmp_path / "out",
+        benchmark=benchmark, clients=2, tasks=2, rounds=1, epochs=1, stream={"frac": 10, "test_frac": 0.05},
+        memory=20, data={"image_size": 28 if "emnist" in BENCHMARKS[benchmark].data[0] else 32}, out=tmp_path / "out",
+        model=small,
     )  # fmt: skip
     assert np.isfinite(result.acc[0, :, -1]).all()
+
+
+def there(*names):
+    for name in names:
+        if not catalog.find(name, Path(REAL)):
+            pytest.skip(f"{name} is not in the folder that FEDMES_TEST_DATA names")
