@@ -2,11 +2,17 @@
 
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from fedmes import config
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmes import cli, config
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,3 +39,50 @@ def test_every_snippet_of_the_readme_runs(tmp_path):
 def test_every_option_is_documented():
     documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE))
     assert documented == set(config._keys())
+
+
+PAGES = {"quick-start": 5, "own-data": 3, "own-model": 2, "own-method": 4, "reproducing": 3}
+SMALLER = {
+    "run": "--clients 2 --rounds 1 --epochs 1 -q", "compare": "--clients 2 --seeds 0 --rounds 1 --epochs 1 -q",
+    "reproduce": "--seeds 0 --clients 2 --set rounds=1 --set epochs=1 -q", "report": "-q", "list": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
+    """Python blocks are saved under the name in their first line, then the page's commands run in order, made small."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / f"docs/{page}.md").read_text()
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        Path(name).write_text(code)
+    for place, size in enumerate((30, 40, 36, 50)):  # photos of two sites, of different sizes
+        folder = Path("photos", f"site{place % 2}", "one", "train", f"class{place // 2}")
+        folder.mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.RandomState(place + number).randint(0, 255, (size, size), np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if not line.startswith("pip ")]
+    assert len(commands) == PAGES[page]
+    for command in commands:
+        program, *words = shlex.split(command)
+        if program == "python":
+            runpy.run_path(words[0], run_name="__main__")
+            continue
+        assert program == "fedmes"
+        smaller = shlex.split(SMALLER[words[0]])
+        if "--data" in words:
+            smaller = smaller[2:]  # own data brings its clients
+        cli.app([*words, *smaller], standalone_mode=False)
+    assert capsys.readouterr().out
+
+
+def test_every_link_of_the_docs_leads_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_index():
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages == set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/index.md").read_text()))

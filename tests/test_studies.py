@@ -304,9 +304,9 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     put(zero, [0.5, 0.5, 0.5], nolip=0.3)
     default, zero = rows(studies.reproduce(scope, None))
     assert default["rule-2 steps"] == "30.0%"
-    assert default["Δ default"] == "default"
-    assert float(zero["Δ default"]) == pytest.approx(0)
-    assert float(zero["Δ default std"]) == pytest.approx(np.std([0.1, 0, -0.1]))
+    assert default["Acc less default, masked"] == "default"
+    assert float(zero["Acc less default, masked"]) == pytest.approx(0)
+    assert float(zero["Acc less default, masked std"]) == pytest.approx(np.std([0.1, 0, -0.1]))
 
 
 def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkeypatch):

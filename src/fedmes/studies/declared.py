@@ -162,11 +162,14 @@ STUDIES: dict[str, Study] = {
         "What the paper leaves open",
         ("split-cifar100",), (10,), THREE, QUESTIONS,
         # The digits' network has no convolutions to take features from.
-        quick=DIGITS | {"seeds": (0, 1), "lines": tuple(line for line in QUESTIONS if "features" not in line.label)},
+        quick=DIGITS | {
+            "clients": (5,), "seeds": (0, 1), "options": {"rounds": 2, "epochs": 3},
+            "lines": tuple(line for line in QUESTIONS if "features" not in line.label),
+        },
     ),
     # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the first two tasks.
     "lr": Study(
-        "The learning rate of each method, chosen on a seed of its own and the first two tasks",
+        "The learning rate of each method: seed 5, first two tasks",
         CROSS_CLASS, (10,), (5,),
         tuple(Line(f"{m}-{rate:g}", m, {"optim.lr": rate}) for m in RATE_METHODS for rate in RATES),
         options={"tasks": 2, "engine.compile": False},  # runs too short for a compiler to pay off

@@ -279,8 +279,9 @@ def computed_on(run: Run) -> str:
 
 
 def questions(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("answer", "Acc masked", "FR masked", "Δ default", "Acc oblivious", "FR oblivious", "Δ default ",
-             "network alone, masked", "network alone, oblivious", "rule-2 steps")  # fmt: skip
+    heads = ("answer", "Acc masked", "FR masked", "Acc less default, masked", "Acc oblivious", "FR oblivious",
+             "Acc less default, oblivious", "network alone, masked", "network alone, oblivious",
+             "rule-2 steps")  # fmt: skip
     tables = []
     for members in by_setting(outcomes).values():
         groups: dict[str, list[Outcome]] = {}
