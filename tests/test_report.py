@@ -3,6 +3,7 @@
 import base64
 import csv
 import io
+import itertools
 import json
 import re
 import shlex
@@ -462,6 +463,47 @@ def test_methods_keep_their_looks_and_no_two_look_alike():
     assert len({(look.colour, look.dash) for look in looks}) == 9
 
 
+# How protanopes, deuteranopes and tritanopes see linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
+SIGHT = {
+    "full": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+
+
+def linear(colours):
+    values = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in colours]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb):
+    """CIELAB of linear RGB, whose distances are roughly those that one sees."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = (np.clip(rgb, 0, 1) @ to_xyz.T / [0.9505, 1, 1.089]).T
+    x, y, z = (np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (x, y, z))
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colours_stay_apart_for_everybody(sight):
+    from fedmes.report import style
+
+    for palette in (style.LIGHT, style.DARK):
+        seen = lab(linear(palette) @ np.asarray(SIGHT[sight]).T)
+        apart = [np.linalg.norm(one - two) for one, two in itertools.combinations(seen, 2)]
+        assert min(apart) > 20
+
+
+def test_colours_stand_out_from_the_background():
+    from fedmes.report import style
+
+    for palette, background in ((style.LIGHT, "#faf9f7"), (style.DARK, "#1e2023")):
+        *own, back = linear([*palette, background]) @ [0.2126, 0.7152, 0.0722]
+        for luminance in own:
+            assert (max(luminance, back) + 0.05) / (min(luminance, back) + 0.05) >= 3
+
+
 # Commands, tables for a paper
 
 
@@ -735,13 +777,16 @@ def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
 
 
 def test_figures_are_files_and_the_same_each_time(real, tmp_path):
-    for name in ("one", "two"):
-        report.write([real / "fedmes"], tmp_path / "page.html", figures=tmp_path / name)
+    from fedmes.report import figures
+
+    report.write([real / "fedmes"], tmp_path / "page.html", figures=tmp_path / "one")
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     stems = {"per-task", "over-rounds", "vote", "matrix", "boxes"}
     stems |= {f"{n}-{s}" for n in ("per-client", "small-multiples", "wall-clock") for s in ("oblivious", "masked")}
     assert files == sorted(f"{stem}.{kind}" for stem in stems for kind in ("png", "svg"))
-    for file in files:
+    (group,) = gather.gather([real / "fedmes"])[0]
+    figures.save(figures.per_task(group.runs), tmp_path / "two", "per-task")
+    for file in ("per-task.png", "per-task.svg"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 

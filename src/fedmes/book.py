@@ -30,6 +30,8 @@ class Progress:
     round: int  # within the task, from 1
     rounds: int
     accuracy: float | None  # mean oblivious accuracy over the tasks so far, after the last finished task
+    rows: list[dict[str, Any]]  # of this round, as in rounds.csv
+    scores: dict[str, np.ndarray]  # where a client has just finished a task: all so far, as in accuracy.npz
 
 
 Listener = Callable[[Progress], None]
@@ -71,7 +73,8 @@ class Book:
                     row = table[score.seed, score.client, score.position]
                     row[: len(values)] = [value[column] for value in values]
 
-    def progress(self, g: int, total: int) -> Progress:
+    def progress(self, g: int, total: int, rows: list[RoundRow], scores: list[Score]) -> Progress:
+        """After `enter` with the same rows and scores."""
         rounds = self.prepared.config.rounds
         accuracy = None
         if "acc" in self.accuracy:
@@ -79,7 +82,8 @@ class Book:
             learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
             accuracy = float(np.nanmean(table[:, :, learned[-1]]))
         task = max(plan.task_at(g) for f in self.prepared.federations for plan in f.plans) + 1
-        return Progress(g + 1, total, task, self.shape[2], g % rounds + 1, rounds, accuracy)
+        place = (g + 1, total, task, self.shape[2], g % rounds + 1, rounds)
+        return Progress(*place, accuracy, [self._csv(row) for row in rows], self.accuracy if scores else {})
 
     def result(self, notes: list[str]) -> Result:
         prepared = self.prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,6 +84,7 @@ def run(
     settings: Settings = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on where a run in this directory was stopped")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also event files in DIR/tensorboard")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
@@ -92,7 +93,7 @@ def run(
 
     if resume:
         config = experiment.as_stored(config, out)
-    _show(_run(config, out, quiet, resume), quiet)
+    _show(_run(config, out, quiet, resume, tensorboard), quiet)
 
 
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
@@ -107,22 +108,35 @@ def resume_run(directory: Annotated[Path, typer.Argument(metavar="DIR")], quiet:
     _show(_run(Config.model_validate(stored), directory, quiet, resume=True), quiet)
 
 
-def _run(config: Config, out: Path | None, quiet: bool, resume: bool) -> Result:
+def _run(config: Config, out: Path | None, quiet: bool, resume: bool, tensorboard: bool = False) -> Result:
     from fedmes import experiment, results
+    from fedmes.events import event_files
 
     prepared = experiment.prepare(config)
     directory = out or experiment.default_directory(prepared.config)
     if resume and results.finished(directory, prepared.config):
         print(f"{directory}: this run is finished", file=sys.stderr)
         return results.load(directory)
-    return _train(prepared, directory, quiet, resume)
+    with (
+        event_files(directory / "tensorboard", config.seeds) if tensorboard else nullcontext() as events,
+        _progress(quiet, config.method) as bar,
+        _stop_on_interrupt() as stop,
+    ):
+        listeners = [listener for listener in (events, bar) if listener is not None]
+
+        def tell(now: Progress) -> None:
+            for listener in listeners:
+                listener(now)
+
+        return experiment.execute(prepared, directory, tell, resume, stop)
 
 
-def _train(prepared: Prepared, directory: Path, quiet: bool, resume: bool) -> Result:
+def _train(prepared: Prepared, directory: Path, quiet: bool) -> Result:
+    """One of several runs, which goes on where it was stopped."""
     from fedmes import experiment
 
     with _progress(quiet, prepared.config.method) as listener, _stop_on_interrupt() as stop:
-        return experiment.execute(prepared, directory, listener, resume, stop)
+        return experiment.execute(prepared, directory, listener, resume=True, stop=stop)
 
 
 def _show(result: Result, quiet: bool) -> None:
@@ -194,7 +208,7 @@ def compare(
         if results.finished(place, one.config):
             found.append(results.load(place))
             continue
-        found.append(_train(one, place, quiet, resume=True))
+        found.append(_train(one, place, quiet))
     if quiet:
         print(directory)
     else:
@@ -264,7 +278,7 @@ def reproduce(
         prepared = experiment.prepare(config)
         if not quiet:
             print(f"running {place}", file=sys.stderr)
-        return _train(prepared, place, quiet, resume=True)
+        return _train(prepared, place, quiet)
 
     written = studies.reproduce(scope, None if no_run else execute)
     for outcome in written.open:

@@ -184,7 +184,7 @@ def _execute(
         seconds["total"] = before + time.perf_counter() - began
         book.enter(rows, scores)
         if on_progress is not None:
-            on_progress(book.progress(g, total))
+            on_progress(book.progress(g, total, rows, scores))
         stopping = stop() and g + 1 < total
         if stopping or schedule.due(bool(scores)):
             arrays, about = book.save()

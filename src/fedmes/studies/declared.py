@@ -163,7 +163,7 @@ STUDIES: dict[str, Study] = {
         ("split-cifar100",), (10,), THREE, QUESTIONS,
         # The digits' network has no convolutions to take features from.
         quick=DIGITS | {
-            "clients": (5,), "seeds": (0, 1), "options": {"rounds": 3},
+            "clients": (5,), "seeds": (0, 1), "options": {"rounds": 2, "epochs": 3},
             "lines": tuple(line for line in QUESTIONS if "features" not in line.label),
         },
     ),
