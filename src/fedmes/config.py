@@ -132,6 +132,7 @@ class Faults(Section):
 class FederationOptions(Section):
     """What real sites must agree on; a simulation has it from its data."""
 
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "client"  # a site's folder for it
     sites: list[str] = []  # their names, in the order of clients
     classes: list[str] = []  # their names, in the order of ids
     shape: list[Positive] = []  # of a sample, as a network sees it: channels, height, width; or one length

@@ -166,7 +166,7 @@ def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
             raise UserError(f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})")
         k, scheduled = config.federation.sites.index(name), False
         prepared = experiment.prepare_site(config, name, Path(about["data"]))
-    return name, _desk(prepared, s, k, folder / "client", scheduled)
+    return name, _desk(prepared, s, k, folder / config.federation.name, scheduled)
 
 
 def read_site(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,56 @@
+"""Flower's grid without processes: messages go to the client app and back, through their bytes, in this process."""
+
+from flwr.app import Context, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedmes.engines.flower import client_app
+from fedmes.sites import simulated_desk, site_desk
+
+
+class Grid:
+    def __init__(self, app, nodes):
+        """`nodes`: what each SuperNode was started with."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as in a process of Flower's
+        self.app = app
+        self.contexts = {
+            100 + k: Context(run_id=1, node_id=100 + k, node_config=node, state=RecordDict(), run_config={})
+            for k, node in enumerate(nodes)
+        }
+        self.away = lambda node, message: False  # who does not answer
+        self.replies, self.received, self.sent = {}, [], 0
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def push_messages(self, messages):
+        ids = []
+        for message in messages:
+            self.sent += 1
+            ids.append(str(self.sent))
+            message.metadata.__dict__["_message_id"] = ids[-1]
+            node = message.metadata.dst_node_id
+            if not self.away(node - 100, message):
+                reply = self.app(_through_bytes(message), self.contexts[node])
+                self.replies[ids[-1]] = _through_bytes(reply)
+        return ids
+
+    def pull_messages(self, ids):
+        there = [self.replies.pop(i) for i in list(ids) if i in self.replies]
+        self.received += there
+        return there
+
+
+def _through_bytes(message):
+    return message_from_proto(type(message_to_proto(message)).FromString(message_to_proto(message).SerializeToString()))
+
+
+def simulated(directory, clients):
+    def desk(config, s, node):
+        return simulated_desk(directory, config, s, node)
+
+    return Grid(client_app(desk), [{"partition-id": k, "num-partitions": clients} for k in range(clients)])
+
+
+def at_sites(folders):
+    return Grid(client_app(site_desk), [{"site": str(folder)} for folder in folders])
