@@ -12,9 +12,8 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
-import inprocess
-
 import fedmes
+import inprocess
 from fedmes import checkpoint, config, experiment, sites
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
@@ -66,6 +65,7 @@ def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
     want, got = loop(tmp_path / "loop", options), flower(tmp_path / "flower", options)
     same(want, got, tmp_path / "loop", tmp_path / "flower")
     assert got.left_out == want.left_out > 0
+    assert not [note for note in got.notes if "times" in note]
 
 
 def test_the_same_in_flowers_own_simulation(tmp_path):
@@ -109,7 +109,7 @@ def test_a_server_that_dies_goes_on(method, when, tmp_path, monkeypatch):
 def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": "flower"})
     prepared = experiment.prepare(options)
-    name, desk = sites.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
+    _, desk = sites.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
     bc = prepared.method.server(desk.initial)
     first = desk.train(0, desk.receive(bc, {}, 0))
     saved = checkpoint.latest(desk.directory)
@@ -141,7 +141,6 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
 
     grid.away = away
     result = flower(tmp_path / "out", options, grid)
-    assert "2: no answer: no answer in 2 rounds" not in result.notes
     assert [note for note in result.notes if note.startswith("2: no answer")] == ["2: no answer (2 times)"]
     rounds = [(row["task"], row["round"], row["client"]) for row in result.rounds]
     assert (0, 0, 2) not in rounds and (0, 1, 2) in rounds and (0, 2, 2) not in rounds
@@ -210,9 +209,7 @@ def uploads(tmp_path, options):
     grid = inprocess.simulated(tmp_path, 3)
     result = flower(tmp_path, options, grid)
     found = [m for m in grid.received if m.metadata.message_type == "train"]
-    return result, [
-        {n: torch.from_numpy(a.numpy().copy()) for n, a in m.content["tensors"].items()} for m in found[:3]
-    ]
+    return result, [{n: torch.from_numpy(a.numpy().copy()) for n, a in m.content["tensors"].items()} for m in found[:3]]
 
 
 def test_clipping_and_noise(tmp_path):
@@ -227,16 +224,14 @@ def test_clipping_and_noise(tmp_path):
         return float(sum((up[f"w.{n}"] - p).square().sum() for n, p in start.items()).sqrt())
 
     for before, after, noise in zip(plain, clipped, noisy, strict=True):
-        assert norm(before) > 0.02
+        assert norm(before) > 0.015
         assert norm(after) == pytest.approx(0.01, rel=1e-4)
         direction = {n: before[f"w.{n}"] - p for n, p in start.items()}
         for n, p in start.items():  # shorter, in the same direction
-            torch.testing.assert_close(
-                after[f"w.{n}"] - p, direction[n] * 0.01 / norm(before), rtol=1e-3, atol=1e-6
-            )
+            torch.testing.assert_close(after[f"w.{n}"] - p, direction[n] * 0.01 / norm(before), rtol=1e-3, atol=1e-6)
         assert norm(noise) > 0.1
-    result, _ = uploads(tmp_path / "weit", TINY | {"method": "fedweit", "privacy.clip": 0.01})
-    assert any("no answer" in note or "Mod" in note or "key" in note for note in result.notes)
+    with pytest.raises(UserError, match="fedweit does not send back what it receives"):
+        uploads(tmp_path / "weit", TINY | {"method": "fedweit", "privacy.clip": 0.01})
 
 
 def test_noise_needs_a_bound():
@@ -277,7 +272,15 @@ def found(folder, name, data):
     return folder
 
 
-OWN = {"rounds": 2, "epochs": 1, "batch": 8, "model.name": "mlp", "model.width": 6, "memory.size": 6, "server.timeout": 0.5}
+OWN = {
+    "rounds": 2,
+    "epochs": 1,
+    "batch": 8,
+    "model.name": "mlp",
+    "model.width": 6,
+    "memory.size": 6,
+    "server.timeout": 0.5,
+}
 
 
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
@@ -292,9 +295,11 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, tmp_path):
     for name, table in want.accuracy.items():
         np.testing.assert_array_equal(table, got.accuracy[name])
     model = "model.safetensors"
-    assert (tmp_path / "south" / "client" / model).read_bytes() == (tmp_path / "loop/seed0/client1" / model).read_bytes()
+    assert (tmp_path / "south" / "client" / model).read_bytes() == (
+        tmp_path / "loop/seed0/client1" / model
+    ).read_bytes()
     assert (got.split_sha256, got.memory_share) == (None, None)
-    assert fedmes.load_client(tmp_path / "north" / "client").predict(np.zeros((1, 6, 6, 1), np.uint8)).label[0]
+    assert fedmes.load_client(tmp_path / "north" / "client").predict(np.zeros((1, 6, 6, 1), np.uint8))[0].label
 
 
 def test_tasks_arrive_when_they_arrive(own, tmp_path):

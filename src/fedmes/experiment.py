@@ -247,6 +247,8 @@ def execute(
     where to begin if the directory has no checkpoint. `grid`: Flower's way to sites that run elsewhere."""
     config = prepared.config
     directory = out or default_directory(config)
+    if config.engine.name == "flower":
+        flower_engine()  # or else it is said before anything is written
     storage.check(prepared, directory)
     results.claim(directory, config, versions())
     total = max(len(f.stream.position) for f in prepared.federations)
@@ -394,7 +396,7 @@ def _through_flower(
 def serve(grid: Any, config: Config, directory: Path, on_progress: Listener | None = None) -> Result:
     """The server of real sites, which never sees their data: until none of them has anything left to learn. Where it
     was interrupted, it goes on."""
-    config = as_stored(config.with_({"engine.name": "flower"}), directory)
+    config = as_stored(config.with_({"engine.name": "flower", "checkpoint.every": "round"}), directory)
     if len(config.seeds) > 1:
         raise UserError("seeds: real sites learn once; name one seed")
     if not config.federation.sites:  # a trial: every site holds a share of a benchmark

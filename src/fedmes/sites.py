@@ -56,7 +56,7 @@ class Desk:
         self.kept: Tensors = {}  # of the server's state, what comes only when it has changed; and which version it is
         # the server's last round here, own rounds so far, the tasks begun and ended last
         self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {"attended": 0}
-        self.saves = 0
+        self.saves, self.received = 0, False
         if (found := checkpoint.latest(directory)) is not None:
             tensors, stored = found
             try:  # in its own order, which decides how sums round
@@ -76,7 +76,7 @@ class Desk:
     def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
         """The server's state, put together from what comes each time and what came earlier."""
         if kept is not None:
-            self.kept, self.about["version"] = kept, version
+            self.kept, self.about["version"], self.received = kept, version, True
         if self.about["version"] != version:
             raise UserError("a part of the server's state that was sent before is not here")
         return sent | self.kept
@@ -92,6 +92,8 @@ class Desk:
         work = plan.round(now)
         waiting = bool((plan.position[now + 1 :] >= 0).any())
         if work is None:
+            if self.received:  # what was sent once is not sent again
+                self._save()
             return self._answer(waiting=waiting, ended=plan.ends(now) == self.about["begun"])
         start = time.perf_counter()
         if not again:
@@ -137,7 +139,7 @@ class Desk:
         return Answer(upload or {}, {"version": self.about["version"], **facts})
 
     def _save(self) -> None:
-        self.saves += 1
+        self.saves, self.received = self.saves + 1, False
         tensors = put("client", self.st) | put("kept", self.kept)
         checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})
 

@@ -139,12 +139,14 @@ class FlowerEngine:
     def __init__(self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid) -> None:
         self.method, self.config, self.grid = method, config, grid
         self.servers = [method.server(params) for params in initial]
-        self.expected = method.upload(
-            method.init(initial[0], _anybody(config, initial[0])), _anybody(config, initial[0])
-        )
+        anybody = _anybody(config, initial[0])
+        self.expected = method.upload(method.init(initial[0], anybody), anybody)  # names and shapes of an upload
+        if config.privacy.clip is not None and list(self.expected) != list(method.sent_down(self.servers[0])[0]):
+            raise UserError(f"privacy.clip: {config.method} does not send back what it receives; leave the option out")
         self.versions = [0] * len(initial)  # of that part of the state which is sent when it has changed
         self.nodes: dict[int, int] = {}  # client -> Flower's node
         self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that lies there
+        self.owed: Counter[tuple[int, int]] = Counter()  # bytes sent of it that are in no round's books yet
         self.names: dict[int, str] = {}
         self.refused: dict[int, str] = {}  # node -> why it is not asked
         self.failures: Counter[str] = Counter()
@@ -154,8 +156,8 @@ class FlowerEngine:
 
     @property
     def notes(self) -> list[str]:
-        absent = [f"{name}: no answer in {count} rounds" for name, count in sorted(self.failures.items())]
-        return absent + sorted(set(self.refused.values()))
+        failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
+        return failed + sorted(set(self.refused.values()))
 
     # -- who is there
 
@@ -227,7 +229,8 @@ class FlowerEngine:
             stale = self.held.get((s, k)) != self.versions[s]
             order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
             orders[k] = self._message(kind, self.nodes[k], s, order, sent | rest if stale else sent)
-            size[k] = int(wire.size(each)) + (int(wire.size(kept)) if stale else 0)
+            self.owed[s, k] += int(wire.size(kept)) if stale else 0
+            size[k] = int(wire.size(each)) + self.owed[s, k]
         answers = self._exchange(orders)
         for k in orders:
             if k not in answers or "error" in answers[k][0]:
@@ -266,6 +269,7 @@ class FlowerEngine:
                 unreadable[k] = MISFIT
             about = (int(facts["position"]), int(facts["index"]), facts["report"])
             done.append(RoundRow(s, k, *about, sent, size[k], float(facts["seconds"])))
+            self.owed[s, k] = 0
         before = self.servers[s]
         after, left_out = settle(self.method, before, g, updates, self.config.clients, self.expected)
         self.servers[s] = after = tidy(after)
