@@ -24,8 +24,7 @@ from fedmes.config import Config
 from fedmes.contract import Method
 from fedmes.data import Source, own
 from fedmes.data.further import followed_by, most_tasks
-from fedmes.engines import Engine
-from fedmes.engines.capacity import replicas_that_fit
+from fedmes.engines import Engine, capacity
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
 from fedmes.errors import Stopped, UserError
@@ -180,15 +179,16 @@ def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = Non
     federations = [
         Federation(
             stream,
-            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
+            [Plan(stream, k, size, work, source.dataset.y) for k, size in enumerate(capacities)],
             net.initial,
             normalisation if fixed else source.normalisation(stream),
         )
         for stream, net in zip(streams, nets, strict=True)
     ]
     samples = Samples(source.dataset, device, dtype)
+    capacity.check(method, federations, samples)
     if config.engine.name == "stacked" and config.engine.stack is None:
-        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+        config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
     return Prepared(config, source, federations, method, samples)
 
 
