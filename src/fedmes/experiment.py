@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmes import checkpoint, clientdir, draws, models, plugins, results, storage
+from fedmes import checkpoint, clientdir, draws, limits, models, plugins, results, storage
 from fedmes import config as configuration
 from fedmes.benchmarks import open_benchmark
 from fedmes.book import Book, Listener
@@ -130,6 +130,7 @@ def open_source(config: Config) -> Source:
     if config.data.path is not None:
         source = own.open_own(Path(config.data.path), size, rounds, arrival)
     elif (first := config.tasks - most_tasks(tables)) > 0:
+        limits.check_schedule(config.clients, config.tasks * config.rounds)
         source = open_benchmark(config.with_({"tasks": first}))
     else:
         raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 50_000_000  # of a picture
-MOST_CELLS = 200_000_000  # of a table that says who does what when
+MOST_ROUNDS = 20_000_000  # of all clients together
 
 
 def free_memory() -> int:
@@ -36,9 +36,9 @@ def check_memory(needed: float, what: object) -> None:
         raise UserError(f"{what}: would take {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free")
 
 
-def check_cells(count: int, what: str) -> None:
-    if count > MOST_CELLS:
-        raise UserError(f"{what}: {count:,} in all, and {MOST_CELLS:,} can be planned")
+def check_schedule(clients: int, rounds: int) -> None:
+    if clients * rounds > MOST_ROUNDS:
+        raise UserError(f"{clients:,} clients x {rounds:,} rounds of all tasks are more than can be planned")
 
 
 def check_arrays(path: Path, names: Collection[str] | None = None) -> None:

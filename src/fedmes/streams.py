@@ -211,8 +211,7 @@ def schedule(
     """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task in the same round;
     staggered, each client waits a random while, up to as many rounds, before each of its tasks. `before`: the tasks
     that each client has had already."""
-    longest = 2 if arrival == "staggered" else 1
-    limits.check_cells(longest * max(task_counts) * rounds * len(task_counts), "rounds of all tasks and clients")
+    limits.check_schedule(len(task_counts), max(task_counts) * rounds)
     columns = []
     for k, count in enumerate(task_counts):
         start = before[k] if before else 0

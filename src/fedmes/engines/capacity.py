@@ -38,7 +38,10 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
 def check(method: Method, federations: Sequence[Federation], samples: Samples) -> None:
     """Refuse what cannot even be planned, or whose clients' states do not fit."""
     plans = [plan for f in federations for plan in f.plans]
-    limits.check_cells(sum(plan.work.epochs * plan.longest for plan in plans), "samples that a round's epochs walk")
+    numbers = sum(
+        plan.work.epochs * plan.longest for plan in plans
+    )  # of samples, in a round's batches and its memory's
+    limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")
     initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
     state = method.init(initial, Site(0, federations[0], samples, method.config).me())
     needed, free = len(plans) * int(wire.size(state)), free_bytes(samples.device)
