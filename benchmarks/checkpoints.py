@@ -1,11 +1,12 @@
-"""What checkpoints cost: the default run with and without them, in one process, alternating.
+"""What checkpoints cost: the default run without and with them, alternating in one process; and what they take on disk.
 
-python benchmarks/checkpoints.py [--repeats 3]
+python benchmarks/checkpoints.py [--repeats 5] [--engine loop]
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -14,19 +15,24 @@ import fedmes
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--engine", default="auto")
+    arguments = parser.parse_args()
     seconds: dict[object, list[float]] = {"never": [], 30: [], "round": []}
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(repeats + 1):
+        for repeat in range(arguments.repeats + 1):
             for every, times in seconds.items():
                 out = Path(folder) / f"{every}-{repeat}"
-                result = fedmes.run(checkpoint={"every": every}, output={"models": "none"}, out=out)
+                result = fedmes.run(checkpoint={"every": every}, engine=arguments.engine, out=out)
                 if repeat:  # the first round warms up
                     times.append(result.seconds["total"])
-    base = min(seconds["never"])
+        kept = sum(path.stat().st_size for path in (out / "checkpoint").iterdir())
+        models = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) - kept
     for every, times in seconds.items():
-        print(f"checkpoint.every={every!s:<6} {min(times):6.2f} s, {min(times) / base - 1:+.1%}")
+        ratios = [mine / base for mine, base in zip(times, seconds["never"], strict=True)]
+        cost = f"{min(times) / min(seconds['never']) - 1:+.1%} (best), {statistics.median(ratios) - 1:+.1%} (median)"
+        print(f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}")
+    print(f"kept in the end: {kept / 1e6:.1f} MB of state, {models / 1e6:.1f} MB of everything else")
 
 
 if __name__ == "__main__":

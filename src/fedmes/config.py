@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedmes.benchmarks import BENCHMARKS, OWN_DATA
 from fedmes.errors import UserError, unknown
 
-Positive = Annotated[int, Field(strict=True, gt=0)]
-Count = Annotated[int, Field(strict=True, ge=0)]
+Positive = Annotated[int, Field(strict=True, gt=0, le=10**9)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -93,6 +93,14 @@ class StreamOptions(Section):
     classes_max: Positive = 5
     partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = "even"  # a class's shares
     arrival: Literal["lockstep", "staggered"] = "lockstep"  # when tasks begin
+
+    @field_validator("partition")
+    @classmethod
+    def _concentration(cls, partition: str) -> str:
+        alpha = partition.partition(":")[2]
+        if alpha and not 1e-3 <= float(alpha) <= 1e6:
+            raise ValueError("dirichlet:ALPHA takes an ALPHA from 0.001 to 1000000")
+        return partition
 
     @model_validator(mode="after")
     def _ordered(self) -> StreamOptions:
@@ -314,22 +322,23 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
     for key, value in options.items():
         _assign(given, key, value)
     source = str(path) if path is not None else None
-    if own := given.get("data", {}).get("path"):
+    data = given.get("data", {})
+    if own := data.get("path"):
         if given.get("benchmark") not in (None, "own-data"):
             raise UserError(f"data: {own} and benchmark {given['benchmark']} were both given; choose one")
         given["benchmark"] = "own-data"
-        given["data"]["path"] = str(Path(own).resolve())
+        data["path"] = _absolute(own)
         base = OWN_DATA
     elif given.get("federation", {}).get("sites"):  # each has data of its own
         given["benchmark"] = "own-data"
         base = OWN_DATA
     else:
         name = given.get("benchmark", "split-digits")
-        if name not in BENCHMARKS:
+        if not isinstance(name, str) or name not in BENCHMARKS:
             raise unknown("benchmark", str(name), BENCHMARKS)
         base = BENCHMARKS[name].defaults
-    if isinstance(more := given.get("data", {}).get("more"), list):
-        given["data"]["more"] = [str(Path(str(path)).resolve()) for path in more]
+    if isinstance(more := data.get("more"), list):
+        data["more"] = [_absolute(path) for path in more]
     content: dict[str, Any] = {}
     _merge(content, base)
     _merge(content, given)
@@ -337,6 +346,11 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise _explain(error, source) from None
+
+
+def _absolute(path: Any) -> Any:
+    """The same place from wherever it is read; what is no path is left to be refused."""
+    return str(Path(path).resolve()) if isinstance(path, str) and "\0" not in path else path
 
 
 def stored(content: Mapping[str, Any], directory: Path) -> Config:

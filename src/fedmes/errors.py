@@ -5,9 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 800  # characters of a line
+
 
 class UserError(Exception):
     """Bad input. The command line prints the message and exits with status 2; no traceback."""
+
+    def __init__(self, message: str) -> None:
+        lines = message.strip().splitlines()[:2]  # a library's words, or a name in a file, may go on for pages
+        super().__init__("\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in lines))
 
 
 class Stopped(Exception):

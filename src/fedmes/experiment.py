@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmes import checkpoint, clientdir, draws, models, plugins, results, storage
+from fedmes import checkpoint, clientdir, draws, limits, models, plugins, results, storage
 from fedmes import config as configuration
 from fedmes.benchmarks import open_benchmark
 from fedmes.book import Book, Listener, Origin
@@ -26,8 +26,7 @@ from fedmes.config import Config
 from fedmes.contract import Method
 from fedmes.data import Normalisation, Source, own
 from fedmes.data.further import followed_by, most_tasks
-from fedmes.engines import Engine
-from fedmes.engines.capacity import replicas_that_fit
+from fedmes.engines import Engine, capacity
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
 from fedmes.errors import Stopped, UserError
@@ -133,6 +132,7 @@ def open_source(config: Config) -> Source:
     if config.data.path is not None:
         source = own.open_own(Path(config.data.path), size, rounds, arrival)
     elif (first := config.tasks - most_tasks(tables)) > 0:
+        limits.check_schedule(config.clients, config.tasks * config.rounds)
         source = open_benchmark(config.with_({"tasks": first}))
     else:
         raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
@@ -167,15 +167,16 @@ def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = Non
     federations = [
         Federation(
             stream,
-            [Plan(stream, k, capacity, work, source.dataset.y) for k, capacity in enumerate(capacities)],
+            [Plan(stream, k, size, work, source.dataset.y) for k, size in enumerate(capacities)],
             params,
             normalisation if fixed else source.normalisation(stream),
         )
         for stream, params in zip(streams, initial, strict=True)
     ]
     samples = Samples(source.dataset, device, dtype_of(config))
+    capacity.check(method, federations, samples)
     if config.engine.name == "stacked" and config.engine.stack is None:
-        config = config.with_({"engine.stack": replicas_that_fit(method, federations, samples)})
+        config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
     return Prepared(config, source, federations, method, samples)
 
 
@@ -227,8 +228,8 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
         stream = source.stream(seed)
         if stream.tasks > config.tasks:
             raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
-        capacity = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
-        plan = Plan(stream, 0, capacity, _work(config, method), source.dataset.y, room=config.tasks)
+        size = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
+        plan = Plan(stream, 0, size, _work(config, method), source.dataset.y, room=config.tasks)
         federations.append(Federation(stream, [plan], params, normalisation))
     samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     return Prepared(config, source, federations, method, samples)

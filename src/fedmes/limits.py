@@ -1,4 +1,4 @@
-"""Files that others have made: what they claim to hold is checked before memory is taken for it."""
+"""What fits: options and files of others are taken at their word only where there is memory for it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MOST_PIXELS = 50_000_000  # of a picture
+MOST_ROUNDS = 20_000_000  # of all clients together
 
 
 def free_memory() -> int:
@@ -30,13 +31,18 @@ def free_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def check_memory(needed: int, path: Path) -> None:
+def check_memory(needed: float, what: object) -> None:
     if needed > (free := free_memory()):
-        raise UserError(f"{path}: would take {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free")
+        raise UserError(f"{what}: would take {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free")
+
+
+def check_schedule(clients: int, rounds: int) -> None:
+    if clients * rounds > MOST_ROUNDS:
+        raise UserError(f"{clients:,} clients x {rounds:,} rounds of all tasks are more than can be planned")
 
 
 def check_arrays(path: Path, names: Collection[str] | None = None) -> None:
-    """The arrays of an .npz file, or those named: as long as their headers say, no Python objects, fit for memory."""
+    """The arrays of an .npz file, or those named: as long as their headers say, no objects, and they fit in memory."""
     total = 0
     with ZipFile(path) as archive:
         for member in archive.infolist():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedmes import limits
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
@@ -284,6 +285,8 @@ def build(
     **options: Any,
 ) -> nn.Module:
     """A network with initial weights that depend on the seed alone, whatever was drawn before."""
+    if factory in MODELS.values():
+        _check_size(_call, name, factory, shape, classes, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made: Any = _call(name, factory, shape, classes, options)
@@ -293,6 +296,16 @@ def build(
         if any(is_lazy(p) for p in made.parameters()) and hasattr(module, "features"):
             module.head(module.features(torch.zeros(1, *shape)))  # lazy layers draw their weights now
     return made
+
+
+def _check_size(make: Callable[..., nn.Module], name: str, *arguments: Any) -> None:
+    """Without taking any memory."""
+    try:
+        with torch.device("meta"):
+            weights = sum(p.numel() for p in make(name, *arguments).parameters())
+    except RuntimeError as error:  # more than can be counted
+        raise UserError(f"model {name} cannot be made ({str(error).splitlines()[0]})") from None
+    limits.check_memory(4.0 * weights, f"model {name}")
 
 
 def _call(name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmes import draws
+from fedmes import draws, limits
 from fedmes.draws import Ints
 from fedmes.errors import UserError
 
@@ -211,6 +211,7 @@ def schedule(
     """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task in the same round;
     staggered, each client waits a random while, up to as many rounds, before each of its tasks. `before`: the tasks
     that each client has had already."""
+    limits.check_schedule(len(task_counts), max(task_counts) * rounds)
     columns = []
     for k, count in enumerate(task_counts):
         start = before[k] if before else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes import draws
+from fedmes import draws, limits
 from fedmes.data import Dataset
 
 
@@ -14,6 +14,8 @@ def load(classes: int, size: int, channels: int, train: int, test: int, noise: f
 
     The data set is one and the same for every seed of a run, as a real one would be.
     """
+    # The images, and those of one class while they are made: five numbers of eight bytes for each pixel.
+    limits.check_memory((classes + 5 * 8) * (train + test) * size**2 * channels, "synthetic")
     labels = np.concatenate([np.repeat(np.arange(classes), train), np.repeat(np.arange(classes), test)])
     x = np.empty((len(labels), size, size, channels), np.uint8)
     for label in range(classes):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedmes import wire
+from fedmes import limits, wire
 from fedmes.contract import Method
+from fedmes.errors import UserError
 from fedmes.federation import Federation, Samples, Site
-from fedmes.limits import free_memory
 from fedmes.net import Net
 
 HEADROOM = 0.7  # the part of free memory that is planned with
@@ -33,6 +33,22 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     room = HEADROOM * free_bytes(samples.device) - replicas * kept
     fit = max(1, int(room // slot))
     return replicas if fit >= replicas else 2 ** int(math.log2(fit))
+
+
+def check(method: Method, federations: Sequence[Federation], samples: Samples) -> None:
+    """Refuse what cannot even be planned, or whose clients' states do not fit."""
+    plans = [plan for f in federations for plan in f.plans]
+    numbers = sum(
+        plan.work.epochs * plan.longest for plan in plans
+    )  # of samples, in a round's batches and its memory's
+    limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")
+    initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
+    state = method.init(initial, Site(0, federations[0], samples, method.config).me())
+    needed, free = len(plans) * int(wire.size(state)), free_bytes(samples.device)
+    if needed > free:
+        raise UserError(
+            f"the states of {len(plans)} clients take {needed / 1e9:,.1f} GB of memory; {free / 1e9:,.1f} GB are free"
+        )
 
 
 def activation_bytes(net: Net, samples: Samples) -> float:
@@ -56,4 +72,4 @@ def activation_bytes(net: Net, samples: Samples) -> float:
 
 
 def free_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else limits.free_memory()
