@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from fedmes.data.own import read_site
 from fedmes.deployment import local, require_flower, site
 from fedmes.deployment.supervisor import MARK, Supervisor
 from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
-from fedmes.errors import FederationError, Stopped, UserError
+from fedmes.errors import Stopped, UserError
 
 ROOT = Path(__file__).parents[1]
 WAIT = 240  # seconds after which something that should have happened has not
@@ -285,111 +284,6 @@ def test_nothing_survives_a_supervisor_that_is_killed(tmp_path):
 
 
 # --- Flower --------------------------------------------------------------------------------------------------------
-
-PROJECT = """
-[project]
-name = "adder"
-version = "1.0.0"
-description = "Each site adds one"
-license = "Apache-2.0"
-
-[tool.flwr.app]
-publisher = "fedmes"
-
-[tool.flwr.app.components]
-serverapp = "adder:server"
-clientapp = "adder:client"
-
-[tool.flwr.app.config]
-out = ""
-rounds = 0
-sites = 0
-"""
-ADDER = """
-import time
-from pathlib import Path
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
-server, client = ServerApp(), ClientApp()
-__all__ = ["server", "client"]
-
-@client.train()
-def train(message, context):
-    x = message.content["x"]["x"].numpy()
-    me = ConfigRecord({"site": context.node_config["site"]})
-    return Message(RecordDict({"x": ArrayRecord({"x": Array(x + 1)}), "me": me}), reply_to=message)
-
-@server.main()
-def main(grid, context):
-    while len(nodes := list(grid.get_node_ids())) < context.run_config["sites"]:
-        time.sleep(0.1)
-    x = np.zeros(2)
-    for _ in range(context.run_config["rounds"]):
-        content = RecordDict({"x": ArrayRecord({"x": Array(x)})})
-        asked = set(grid.push_messages([Message(content, dst_node_id=n, message_type="train") for n in nodes]))
-        replies = []
-        while len(replies) < len(asked):
-            replies += grid.pull_messages(asked - {r.metadata.reply_to_message_id for r in replies})
-            time.sleep(0.1)
-        x = np.mean([r.content["x"]["x"].numpy() for r in replies], axis=0)
-        who = sorted(r.content["me"]["site"] for r in replies)
-    Path(context.run_config["out"]).write_text(f"{x.tolist()} {who}")
-"""
-
-
-@linux
-def test_a_federation_of_two_sites_runs_refuses_strangers_and_leaves_nothing(tmp_path):
-    flower()
-    from fedmes.deployment.certificates import make_server
-
-    (app := tmp_path / "adder").mkdir()
-    (app / "pyproject.toml").write_text(PROJECT)
-    (app / "adder.py").write_text(ADDER)
-    sites = [tmp_path / "sites" / f"the site {k}" for k in range(2)]
-    for path in (*sites, stranger := tmp_path / "stranger"):
-        site.create(path, path.name, {})
-    (tmp_path / "other").mkdir()
-    other = make_server(tmp_path / "other").authority
-
-    with local.Federation(tmp_path / "federation", sites, app) as federation:
-        assert mode(tmp_path / "federation") == 0o700
-        port, authority = federation.ports()[0], tmp_path / "federation/tls/ca.crt"
-
-        # those who must stay outside try while the others work
-        address = ["--superlink", f"127.0.0.1:{port}"]
-        attempts = {
-            "Failed to activate": [*address, "--root-certificates", authority, *key(stranger)],
-            "must be registered": [*address, "--root-certificates", authority],
-            "CERTIFICATE_VERIFY_FAILED": [*address, "--root-certificates", other, *key(sites[0])],
-        }
-        supervisor, ports = federation.supervisor, federation.ports()
-        for reason, arguments in attempts.items():
-            (home := tmp_path / reason).mkdir()
-            command = [local.script("flower-supernode"), *map(str, arguments), "--port", str(local.free_ports(1)[0])]
-            supervisor.keep(reason, command, home / "log", local.environment(home), restart=False)
-        done = tmp_path / "done"
-        assert federation.run(WAIT, out=str(done), rounds=2, sites=2) == "completed"
-        assert done.read_text() == f"[2.0, 2.0] {[str(path) for path in sites]}"
-        for reason in attempts:
-            assert until(lambda reason=reason: supervisor.status(reason), reason) == 1
-            assert reason in (tmp_path / reason / "log").read_text()
-        with pytest.raises(FederationError, match="Invalid run configuration"):
-            federation.run(WAIT, colour="blue")
-        assert len(supervisor.pids()) >= 3 and listening(port)
-    assert supervisor.pids() == []
-    assert not any(map(listening, ports))
-
-
-def key(path):
-    return ["--auth-supernode-private-key", path / "key"]
-
-
-def listening(port):
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 @linux
