@@ -1,4 +1,5 @@
-"""What checkpoints cost: the default run without and with them, alternating in one process; and what they take on disk.
+"""What checkpoints cost: the default run without and with them, alternating in one process, and the share of its time
+that a run spends in saving, which other load on the machine disturbs less; and what they take on disk.
 
 python benchmarks/checkpoints.py [--repeats 5] [--engine loop]
 """
@@ -8,9 +9,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import fedmes
+from fedmes import checkpoint
 
 
 def main() -> None:
@@ -19,19 +23,31 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     arguments = parser.parse_args()
     seconds: dict[object, list[float]] = {"never": [], 30: [], "round": []}
+    shares: dict[object, list[float]] = {every: [] for every in seconds}
+    saving, save = [0.0], checkpoint.save
+
+    def timed(*arguments: Any) -> None:
+        start = time.perf_counter()
+        save(*arguments)
+        saving[0] += time.perf_counter() - start
+
+    checkpoint.save = timed  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(arguments.repeats + 1):
             for every, times in seconds.items():
                 out = Path(folder) / f"{every}-{repeat}"
+                saving[0] = 0.0
                 result = fedmes.run(checkpoint={"every": every}, engine=arguments.engine, out=out)
                 if repeat:  # the first round warms up
                     times.append(result.seconds["total"])
+                    shares[every].append(saving[0] / times[-1])
         kept = sum(path.stat().st_size for path in (out / "checkpoint").iterdir())
         models = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) - kept
     for every, times in seconds.items():
         ratios = [mine / base for mine, base in zip(times, seconds["never"], strict=True)]
         cost = f"{min(times) / min(seconds['never']) - 1:+.1%} (best), {statistics.median(ratios) - 1:+.1%} (median)"
-        print(f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}")
+        inside = statistics.median(shares[every])
+        print(f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}, {inside:.1%} spent in saving (median)")
     print(f"kept in the end: {kept / 1e6:.1f} MB of state, {models / 1e6:.1f} MB of everything else")
 
 

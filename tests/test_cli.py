@@ -25,7 +25,7 @@ def test_help_does_not_import_torch(tmp_path):
     status, out, _ = fedmes("--help", cwd=tmp_path)
     assert status == 0
     assert all(command in out for command in ("run", "compare", "list"))
-    for command in ("run", "compare", "list"):
+    for command in ("run", "resume", "extend", "compare", "list"):
         assert "Example: fedmes" in fedmes(command, "--help", cwd=tmp_path)[1]
 
 
