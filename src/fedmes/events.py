@@ -19,7 +19,7 @@ SCORES = {
     "acc_nolip": "oblivious_nolip", "acc_masked_nolip": "masked_nolip",
 }  # fmt: skip
 NUMBERS = ("acc_all", "fr", "acc_final", "fr_final")
-QUANTITIES = [name for name in ROUND_COLUMNS if name not in ("seed", "task", "round", "client")]
+QUANTITIES = [name for name in ROUND_COLUMNS if name not in ("seed", "task", "round", "client", "reason")]
 
 
 @contextmanager
