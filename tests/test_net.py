@@ -560,7 +560,7 @@ def test_a_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize("name", ["Missing", "NUMBER", ""])
 def test_a_name_that_is_not_there(tiny, name):
     message = refused(f"{tiny}:{name}")
-    assert message == f"model '{tiny}:{name}': {tiny} defines no class or function {name}"
+    assert message == f"model '{tiny}:{name}': {tiny} defines no class or function {name}".strip()
 
 
 @pytest.mark.parametrize(

@@ -210,14 +210,14 @@ def sizes(method):
 
 def modelled(conf, rounds):
     """Seconds of communication, for the rows of each round."""
-    book = Book(SimpleNamespace(config=conf))
+    book = Book(conf)
     for rows in rounds:
         book.enter(rows, [])
     return book._communication_seconds()
 
 
 def row(client=0, position=0, index=0, up=0, down=0, seed=0):
-    return RoundRow(seed, client, position, index, {}, up, down, 0.0, False)
+    return RoundRow(seed, client, position, index, {}, up, down, 0.0)
 
 
 CIFAR, EMNIST = (3, 32, 32), (1, 28, 28)

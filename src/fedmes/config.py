@@ -350,7 +350,7 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
 
 def _absolute(path: Any) -> Any:
     """The same place from wherever it is read; what is no path is left to be refused."""
-    return str(Path(path).resolve()) if isinstance(path, str) and "\0" not in path else path
+    return str(Path(path).resolve()) if isinstance(path, str | Path) and "\0" not in str(path) else path
 
 
 def stored(content: Mapping[str, Any], directory: Path) -> Config:

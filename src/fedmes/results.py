@@ -24,7 +24,7 @@ ROUND_COLUMNS = (
     "up_bytes", "down_bytes", "seconds", "left_out", "reason",
 )  # fmt: skip
 
-SECONDS = ("train", "eval", "compile", "total", "communication_modelled", "slowest_client")
+SECONDS = ("train", "eval", "compile", "total", "communication_modelled")
 
 
 @dataclass(repr=False)
@@ -141,7 +141,7 @@ def load(directory: Path) -> Result:
             int(content["parameters"]),
             accuracy,
             {name: int(content["communication"][name]) for name in ("up_bytes", "down_bytes")},
-            {name: float(content["seconds"][name]) for name in SECONDS},
+            {name: float(content["seconds"][name]) for name in dict.fromkeys((*SECONDS, *content["seconds"]))},
             None if share is None else float(share),
             rounds,
             [str(note) for note in content["notes"]],
