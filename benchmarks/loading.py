@@ -25,10 +25,11 @@ from fedmes.data.catalog import CATALOG, data_root, find
 
 def start(benchmark: str) -> None:
     """One start, in this process."""
-    from fedmes import config, experiment
+    from fedmes import config
+    from fedmes.preparing import prepare
 
     began, busy = time.perf_counter(), time.process_time()
-    prepared = experiment.prepare(config.load(None, {"benchmark": benchmark}))
+    prepared = prepare(config.load(None, {"benchmark": benchmark}))
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     images = "x".join(map(str, prepared.source.dataset.x.shape))

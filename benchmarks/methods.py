@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import fedmes
-from fedmes import experiment
+from fedmes import devices
 from fedmes.bench import SHAPES
 from fedmes.methods import METHODS
 
@@ -32,7 +32,7 @@ def main() -> None:
     asked = parser.parse_args()
     size, channels, classes = SHAPES[asked.model]
 
-    print(f"{asked.model} on {experiment.device_name(torch.device(asked.device))}, {asked.precision}")
+    print(f"{asked.model} on {devices.device_name(torch.device(asked.device))}, {asked.precision}")
     print(
         f"{'method':<10}{'train s':>9}{'of FedAvg':>11}{'eval s':>9}{'both, of FedAvg':>17}{'compile s':>11}{'GB':>7}"
     )

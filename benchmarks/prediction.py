@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedmes import clientdir, config, experiment, models
+from fedmes import clientdir, config, models
 from fedmes.functional import put
 from fedmes.predict import load_client, predict_files
+from fedmes.preparing import prepare
 
 BATCH = 512
 OPTIONS = {
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def measure(place: Path, count: int, repeats: int) -> None:
-    prepared = experiment.prepare(config.load(None, OPTIONS))
+    prepared = prepare(config.load(None, OPTIONS))
     federation, dataset = prepared.federations[0], prepared.source.dataset
     ready = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
     parts = (prepared.config, dataset, federation.normalisation, federation.plans[0], ready)

@@ -16,21 +16,21 @@ from pathlib import Path
 import torch
 
 import fedmes
-from fedmes import bench, config, experiment
+from fedmes import bench, config, devices
 from fedmes.engines.stacked import StackedEngine
-from fedmes.experiment import Prepared
+from fedmes.preparing import Prepared, prepare
 
 FORWARD_MFLOP = {"mlp": 0.18, "cnn2": 24.6, "cnn6": 81.5}  # a sample
 
 
 def prepared(model: str, device: str, precision: str, changes: dict[str, object]) -> Prepared:
     options = bench._options(model, 1, device, precision) | {"engine": "stacked"} | changes
-    return experiment.prepare(config.load(None, options))
+    return prepare(config.load(None, options))
 
 
 def client_step_seconds(one: Prepared) -> float:
     replicas = len(one.config.seeds) * one.config.clients
-    with experiment.numerics(one.config):
+    with devices.numerics(one.config):
         engine = StackedEngine(one.method, one.federations, one.samples, replicas, one.config.engine.compile is True)
         return 1 / bench._rate(engine, one)
 
@@ -62,7 +62,7 @@ def main() -> None:
     kind = (asked.model, asked.device, asked.precision)
 
     base = client_step_seconds(prepared(*kind, {}))
-    print(f"{asked.model} on {experiment.device_name(torch.device(asked.device))}, {asked.precision}")
+    print(f"{asked.model} on {devices.device_name(torch.device(asked.device))}, {asked.precision}")
     print(f"10 clients, memory 150: {1e6 * base:.0f} microseconds a client-step")
     variants: dict[str, dict[str, object]] = {
         "20 clients": {"clients": 20},

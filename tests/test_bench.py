@@ -5,8 +5,9 @@ import json
 import numpy as np
 import torch
 
-from fedmes import bench, config, experiment
+from fedmes import bench, config
 from fedmes.engines.loop import LoopEngine
+from fedmes.preparing import prepare
 from test_cli import fedmes
 
 
@@ -30,7 +31,7 @@ def test_the_plain_loop_does_the_same_work():
     options = bench._options("mlp", 1, "cpu", "float32") | {
         "engine": "loop", "epochs": 2, "batch": 1000, "memory": 2000, "clients": 3,
     }  # fmt: skip
-    prepared = experiment.prepare(config.load(None, options))
+    prepared = prepare(config.load(None, options))
     engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
     engine.round(9)  # the fourth task begins, from the initial weights
     plans, samples = prepared.federations[0].plans, prepared.samples

@@ -14,9 +14,11 @@ import pytest
 from PIL import Image
 
 import fedmes
+from fedmes import config, experiment
 from fedmes.benchmarks import BENCHMARKS
-from fedmes.data import Source, cache, catalog
+from fedmes.data import Dataset, Source, cache, catalog
 from fedmes.errors import UserError
+from fedmes.preparing import prepare
 
 REAL = os.environ.get("FEDMES_TEST_DATA")
 real = pytest.mark.skipif(not REAL, reason="FEDMES_TEST_DATA names no folder with the real images")
@@ -342,11 +344,11 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
         classes, dark = {"cifar100": (20, 0), "miniimagenet": (20, 100), "tinyimagenet": (40, 180)}[name]
         y = np.concatenate([np.repeat(np.arange(classes), 6), np.arange(classes)])
         x = rng.integers(0, 60, (len(y), image_size, image_size, 3)).astype(np.uint8) + np.uint8(dark)
-        return fedmes.data.Dataset(x, y, tuple(map(str, range(classes))), 6 * classes)
+        return Dataset(x, y, tuple(map(str, range(classes))), 6 * classes)
 
     monkeypatch.setattr(catalog, "load", small)
-    prepared = fedmes.experiment.prepare(
-        fedmes.config.load(None, {
+    prepared = prepare(
+        config.load(None, {
             "benchmark": "fusion-40", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "model": "mlp",
             "model.width": 8, "data.image_size": 4, "stream.frac": 3, "engine": engine, "engine.precision": "float64",
         })
@@ -366,7 +368,7 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
         rows = torch.from_numpy(plan.rows[:4])
         stacked, _, _ = Batches(prepared.samples, prepared.federations, "seen").samples(rows[None, None])
         torch.testing.assert_close(stacked[0, 0], prepared.samples.take(rows, scale))
-    result = fedmes.experiment.execute(prepared, tmp_path / "out")
+    result = experiment.execute(prepared, tmp_path / "out")
     assert np.isfinite(result.acc[0, :, -1]).all()
 
 

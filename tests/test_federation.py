@@ -18,6 +18,7 @@ from fedmes.deployment import local, site
 from fedmes.deployment.certificates import make_server
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError
+from fedmes.preparing import prepare
 
 LIMIT = 400  # seconds for a run
 TINY = {
@@ -56,7 +57,7 @@ def asked(tmp_path, method, name, **more):
     options = config.load(None, TINY | {"method": method, "federation.name": name} | more)
     file = tmp_path / "config.toml"
     file.write_text(options.to_toml({}))
-    want = experiment.execute(experiment.prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
+    want = experiment.execute(prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
     return {"config": str(file), "out": str(tmp_path / "out")}, want
 
 

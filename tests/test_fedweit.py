@@ -10,9 +10,9 @@ from torch.func import grad, vmap
 import fedmes
 from fedmes import config
 from fedmes.engines.loop import LoopEngine
-from fedmes.experiment import prepare
 from fedmes.functional import pick, put
 from fedmes.methods.fedweit import FedWeIT, average_of_sent, compose, heaviest, held, l2, receive
+from fedmes.preparing import prepare
 from test_properties import TINY
 from test_stacked import assert_equal_runs, engines, prepared_with
 from test_vectors import close, doubles

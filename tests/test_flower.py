@@ -14,10 +14,11 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes
 
 import fedmes
 import inprocess
-from fedmes import checkpoint, config, experiment, sites
+from fedmes import checkpoint, config, experiment, serving, sites
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
+from fedmes.preparing import prepare
 
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "batch": 8, "model.name": "mlp",
@@ -27,11 +28,11 @@ TINY = {
 
 
 def loop(out, options):
-    return experiment.execute(experiment.prepare(config.load(None, options | {"engine.name": "loop"})), out)
+    return experiment.execute(prepare(config.load(None, options | {"engine.name": "loop"})), out)
 
 
 def flower(out, options, grid=None, resume=False, stop=lambda: False):
-    prepared = experiment.prepare(config.load(None, options | {"engine.name": "flower"}))
+    prepared = prepare(config.load(None, options | {"engine.name": "flower"}))
     grid = grid or inprocess.simulated(out, prepared.config.clients)
     return experiment.execute(prepared, out, resume=resume, stop=stop, grid=grid)
 
@@ -71,7 +72,7 @@ def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
 def test_the_same_in_flowers_own_simulation(tmp_path):
     options = TINY | {"method": "fedweit", "clients": 2}
     want = loop(tmp_path / "loop", options)
-    prepared = experiment.prepare(config.load(None, options | {"engine.name": "flower", "server.timeout": 600.0}))
+    prepared = prepare(config.load(None, options | {"engine.name": "flower", "server.timeout": 600.0}))
     got = experiment.execute(prepared, tmp_path / "flower")
     same(want, got, tmp_path / "loop", tmp_path / "flower")
 
@@ -108,7 +109,7 @@ def test_a_server_that_dies_goes_on(method, when, tmp_path, monkeypatch):
 
 def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": "flower"})
-    prepared = experiment.prepare(options)
+    prepared = prepare(options)
     _, desk = sites.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
     bc = prepared.method.server(desk.initial)
     first = desk.train(0, desk.receive(bc, {}, 0))
@@ -183,7 +184,7 @@ FACTS = {
 @pytest.mark.parametrize("method", ["fedmes", "fedweit", "fedrep", "local-er"])
 def test_nothing_private_leaves_a_site(method, tmp_path):
     options = TINY | {"method": method, "data.image_size": 6}
-    prepared = experiment.prepare(config.load(None, options | {"engine.name": "flower"}))
+    prepared = prepare(config.load(None, options | {"engine.name": "flower"}))
     grid = inprocess.simulated(tmp_path / "out", 3)
     experiment.execute(prepared, tmp_path / "out", grid=grid)
     x = prepared.source.dataset.x
@@ -217,7 +218,7 @@ def test_clipping_and_noise(tmp_path):
     _, plain = uploads(tmp_path / "plain", options)
     _, clipped = uploads(tmp_path / "clipped", options | {"privacy.clip": 0.01})
     _, noisy = uploads(tmp_path / "noisy", options | {"privacy.clip": 0.01, "privacy.epsilon": 1.0})
-    prepared = experiment.prepare(config.load(None, options))
+    prepared = prepare(config.load(None, options))
     start = prepared.federations[0].initial
 
     def norm(up):
@@ -291,7 +292,7 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, tmp_path):
     assert agreed.federation.classes == ["class0", "class1", "class2", "class3"]
     assert agreed.data.path is None and agreed.memory.policy == "ring"
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
-    got = experiment.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
+    got = serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
     for name, table in want.accuracy.items():
         np.testing.assert_array_equal(table, got.accuracy[name])
     model = "model.safetensors"
@@ -308,15 +309,15 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
     agreed = sites.agreement(config.load(None, options)).with_({"tasks": 5})
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     grid, out = inprocess.at_sites(folders), tmp_path / "server"
-    experiment.serve(grid, agreed, out)
+    serving.serve(grid, agreed, out)
     add_task(own, "north", "t3", (0, 3), 20)
-    got = experiment.serve(inprocess.at_sites(folders), agreed, out)
+    got = serving.serve(inprocess.at_sites(folders), agreed, out)
     finished = ~np.isnan(got.acc[0]).all(axis=-1)
     assert finished.tolist() == [[True, True, True, False, False], [True, True, False, False, False]]
     assert np.isfinite(got.acc[0, 0, 2, :3]).all()
     about = json.loads((tmp_path / "north" / "client" / "client.json").read_text())
     assert about["tasks_learned"] == 3
-    nothing_new = experiment.serve(inprocess.at_sites(folders), agreed, out)
+    nothing_new = serving.serve(inprocess.at_sites(folders), agreed, out)
     np.testing.assert_array_equal(nothing_new.acc, got.acc)
 
 
@@ -336,7 +337,7 @@ def test_the_server_waits_for_new_tasks(own, tmp_path, monkeypatch):
         return False
 
     grid.away = away
-    serve = partial(experiment.serve, grid, agreed, tmp_path / "server")
+    serve = partial(serving.serve, grid, agreed, tmp_path / "server")
     if "stop after the third task":
         monkeypatch.setattr("fedmes.engines.flower.POLL", 0.01)
         original = fedmes.engines.flower.FlowerEngine.anything_to_do
@@ -368,12 +369,12 @@ def test_a_site_that_does_not_fit_says_why(own, change, says, tmp_path, monkeypa
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     one = "sites" in str(change)  # the other site fits
     if one:
-        result = experiment.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
+        result = serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
         assert any(says in note for note in result.notes)
         assert np.isnan(result.acc[0, 1]).all() and np.isfinite(result.acc[0, 0, 1]).all()
     else:
         with pytest.raises(UserError, match=says):
-            experiment.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
+            serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
 
 
 def test_a_supernode_without_a_site(own, tmp_path):

@@ -22,6 +22,7 @@ from fedmes import checkpoint, config, experiment, results, tables
 from fedmes.config import Config, Section
 from fedmes.data.own import open_own
 from fedmes.errors import UserError
+from fedmes.preparing import prepare
 from fedmes.streams import Stream
 
 LONGER = int(os.environ.get("FEDMES_FUZZ", "0"))
@@ -183,7 +184,7 @@ def test_tiny_runs(chosen, method):
     if chosen.get("engine.precision") == "bf16":
         return  # not every CPU has it
     with tempfile.TemporaryDirectory() as folder, well_behaved():
-        prepared = experiment.prepare(config.load(None, chosen))
+        prepared = prepare(config.load(None, chosen))
         if sum(plan.work.epochs * plan.longest for f in prepared.federations for plan in f.plans) < 10**4:
             result = experiment.execute(prepared, Path(folder) / "out")
             tables.run_report(results.load(Path(folder) / "out"))
@@ -245,7 +246,7 @@ def learn(path, image_size=None):
     numbers = {"data.path": str(path), "rounds": 1, "epochs": 1, "model": "linear", "data.image_size": image_size}
     made = config.load(None, {key: value for key, value in numbers.items() if value is not None})
     with tempfile.TemporaryDirectory() as folder:
-        experiment.execute(experiment.prepare(made), Path(folder) / "out")
+        experiment.execute(prepare(made), Path(folder) / "out")
 
 
 @cases(90)
@@ -338,7 +339,7 @@ def runs(tmp_path_factory):
     np.savez(first, **GOOD)
     np.savez(more, **(GOOD | {"task": GOOD["task"] + 2}))
     numbers = {"data.path": str(first), "rounds": 1, "epochs": 1, "model": "linear", "checkpoint.every": "round"}
-    prepared = experiment.prepare(config.load(None, numbers))
+    prepared = prepare(config.load(None, numbers))
     experiment.execute(prepared, folder / "finished")
 
     def enough(now):
@@ -385,12 +386,12 @@ def use(out, more, how):
         tables.run_report(results.load(out))
     elif how == "resume":
         if (stored := results.stored_config(out)) is not None:
-            prepared = experiment.prepare(config.stored(stored, out))
+            prepared = prepare(config.stored(stored, out))
             if not results.finished(out, prepared.config):
                 experiment.execute(prepared, out, resume=True)
     elif how == "again":
         made = config.load(out / "config.toml", {})
-        experiment.execute(experiment.prepare(made), out)
+        experiment.execute(prepare(made), out)
     elif how == "extend":
         experiment.extend(out, more, out=out.parent / "longer")
     elif how == "split":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmes import config, experiment
+from fedmes import config
 from fedmes.contract import Batch
 from fedmes.engines.loop import LoopEngine
 from fedmes.federation import Federation
@@ -14,6 +14,7 @@ from fedmes.functional import pick
 from fedmes.inference import GRID, MemoryVote
 from fedmes.methods.fedavg import FedAvg
 from fedmes.plan import Plan
+from fedmes.preparing import prepare
 
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 2, "epochs": 1, "batch": 8, "memory": 9,
@@ -24,7 +25,7 @@ TINY = {
 
 def engine_of(options, schedule=None, own=None):
     """An engine for a small run, with another schedule if one is given as (position, active)."""
-    prepared = experiment.prepare(config.load(None, TINY | options), own)
+    prepared = prepare(config.load(None, TINY | options), own)
     federations = prepared.federations
     if schedule is not None:
         position, active = (np.array(table) for table in schedule)
@@ -172,7 +173,7 @@ def test_theta_is_tuned_on_samples_held_back():
 
 def test_a_far_memory_does_not_underflow():
     """Features in the thousands: a plain exp(-d) would be 0/0."""
-    prepared = experiment.prepare(config.load(None, TINY))
+    prepared = prepare(config.load(None, TINY))
     vote = MemoryVote(prepared.method.net, prepared.config.knn)
     params = prepared.method.net.initial
     x = torch.full((2, 1, 8, 8), 1e4)

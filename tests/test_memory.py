@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from fedmes import config, draws, experiment
+from fedmes import config, draws
 from fedmes.memory import POLICIES, Traits, balanced, reservoir, ring
 from fedmes.plan import Plan, Work
+from fedmes.preparing import prepare
 from fedmes.streams import Client, Task, assemble
 
 WORK = Work(epochs=1, batch=5, memory_batch=5)
@@ -354,7 +355,7 @@ def test_only_balanced_asks_for_labels():
 def test_policies_in_an_experiment(policy):
     """Each client has a capacity of its own; classes come from the data set."""
     options = {"benchmark": "synthetic", "clients": 3, "tasks": 3, "memory": [0, 30, 11], "memory.policy": policy}
-    prepared = experiment.prepare(config.load(None, options | {"model": "linear"}))
+    prepared = prepare(config.load(None, options | {"model": "linear"}))
     y = prepared.source.dataset.y
     plans = prepared.federations[0].plans
     assert [[len(m) for m in plan.memory_after] for plan in plans] == [[0] * 3, [30] * 3, [11] * 3]

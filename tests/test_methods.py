@@ -14,7 +14,6 @@ from torch.func import grad_and_value
 import fedmes
 from fedmes import config
 from fedmes.engines.stacked import StackedEngine
-from fedmes.experiment import prepare
 from fedmes.functional import distance, pick, put
 from fedmes.methods import METHODS
 from fedmes.methods.ditto import Ditto
@@ -25,6 +24,7 @@ from fedmes.methods.fedprox import FedProx
 from fedmes.methods.fedrep import FedRep, part
 from fedmes.methods.flwf import FLwF, FLwF2T, distillation
 from fedmes.methods.local import Local, LocalER
+from fedmes.preparing import prepare
 from test_properties import TINY, Run, assert_same, assert_same_training, moved, predictions
 from test_vectors import RECEIVED, G, W, close, doubles, one, points
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
 
-from fedmes import config, experiment, models
+from fedmes import config, models
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.models import MODELS
 from fedmes.net import Net
+from fedmes.preparing import prepare
 from test_stacked import assert_equal_runs, prepared_with
 
 RGB, GREY, SMALL = (3, 32, 32), (1, 28, 28), (2, 8, 8)
@@ -333,7 +334,7 @@ def layers(model, shape, **options):
     """What FedWeIT decomposes, with the sizes."""
     images = {"data.image_size": shape[1], "synthetic.channels": shape[0], "synthetic.train": 12, "synthetic.test": 2}
     given = {"benchmark": "synthetic", "method": "fedweit", "model": model, "clients": 2, "tasks": 1, "stream.frac": 3}
-    method = experiment.prepare(config.load(None, given | images | options)).method
+    method = prepare(config.load(None, given | images | options)).method
     return {name: method.net.initial[name].shape for name in method.layers}
 
 
@@ -415,7 +416,7 @@ def test_options_are_checked(key, value, message):
 
 def test_options_reach_the_network():
     given = {"benchmark": "synthetic", "clients": 2, "tasks": 1, "model": "resnet18", "model.width": 8, "model.stem": 3}
-    module = experiment.prepare(config.load(None, given | {"knn.features": "conv"})).method.net.parts.module
+    module = prepare(config.load(None, given | {"knn.features": "conv"})).method.net.parts.module
     assert (module.sought, module.conv[0].kernel_size, module.head.in_features) == ("conv", (3, 3), 64)
     with pytest.raises(UserError, match="model mlp has no option 'stem'"):
-        experiment.prepare(config.load(None, given | {"model": "mlp"}))
+        prepare(config.load(None, given | {"model": "mlp"}))

@@ -19,10 +19,10 @@ from fedmes import cli, clientdir, config, picture
 from fedmes.data import Dataset
 from fedmes.data import digits as digits_data
 from fedmes.errors import UserError
-from fedmes.experiment import prepare
 from fedmes.functional import put
 from fedmes.methods import METHODS
 from fedmes.predict import predict_files
+from fedmes.preparing import prepare
 
 TINY = {
     "clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": {"size": 12}, "model": {"width": 12},

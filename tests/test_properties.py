@@ -11,11 +11,11 @@ from torch.func import grad_and_value
 
 from fedmes import config
 from fedmes.engines.loop import LoopEngine
-from fedmes.experiment import prepare
 from fedmes.functional import cross_entropy, pick
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS, coefficient, correct
 from fedmes.plan import Plan, Work
+from fedmes.preparing import prepare
 from fedmes.streams import Client, Task, assemble
 
 TINY = {

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import fedmes
-from fedmes import checkpoint
+from fedmes import checkpoint, devices
 from fedmes.errors import UserError
+from fedmes.preparing import prepare
 
 OPTIONS = {
     "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 3, "batch": 10, "memory": 12,
@@ -213,8 +214,8 @@ def test_a_file_keeps_every_bit(engine, tmp_path):
     from fedmes import config, experiment
 
     numbers = OPTIONS | {"seeds": [0, 1], "engine": engine, "model.width": 24, "model.dropout": 0.2}
-    prepared = experiment.prepare(config.load(None, numbers))
-    with experiment.numerics(prepared.config):
+    prepared = prepare(config.load(None, numbers))
+    with devices.numerics(prepared.config):
         run, again = experiment._engine(prepared), experiment._engine(prepared)
         for g in range(9):
             run.round(g)

@@ -17,12 +17,12 @@ from fedmes import config, draws, models
 from fedmes.contract import Batch
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
-from fedmes.experiment import prepare
 from fedmes.functional import kernel_exponent, pick, put
 from fedmes.inference import MemoryVote
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
 from fedmes.plan import Plan
+from fedmes.preparing import prepare
 from test_properties import TINY, Run, predictions
 from test_vectors import doubles
 

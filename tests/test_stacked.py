@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedmes
-from fedmes import config, experiment
+from fedmes import config
 from fedmes.engines.capacity import activation_bytes, replicas_that_fit
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
@@ -18,6 +18,7 @@ from fedmes.federation import Federation
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
 from fedmes.plan import Plan
+from fedmes.preparing import prepare
 
 # Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to four classes.
 AWKWARD = {
@@ -33,7 +34,7 @@ ACTIVE = [[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1], 
 
 
 def prepared_with(options, staggered=False, own=None):
-    prepared = experiment.prepare(config.load(None, AWKWARD | options), own)
+    prepared = prepare(config.load(None, AWKWARD | options), own)
     if not staggered:
         return prepared
     federations = []
@@ -136,7 +137,7 @@ def test_options_are_equal(options):
     base = dict(AWKWARD)
     if options.get("model") == "linear":
         base.pop("model.width")
-    prepared = experiment.prepare(config.load(None, base | options))
+    prepared = prepare(config.load(None, base | options))
     assert_equal_runs(prepared)
 
 
@@ -201,7 +202,7 @@ class Grouped(nn.Module):
 
 def test_a_module_of_ones_own():
     base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
-    prepared = experiment.prepare(config.load(None, base | {"model": "own.py:Grouped"}), {"model": Grouped})
+    prepared = prepare(config.load(None, base | {"model": "own.py:Grouped"}), {"model": Grouped})
     assert_equal_runs(prepared)
 
 
@@ -209,7 +210,7 @@ def test_auto_takes_the_engine_that_the_docs_say():
     small = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "device": "cpu"}
     chosen = {}
     for model in ("linear", "mlp", "cnn2", "cnn6"):
-        chosen[model] = experiment.prepare(config.load(None, small | {"model": model})).config.engine
+        chosen[model] = prepare(config.load(None, small | {"model": model})).config.engine
     assert {model: engine.name for model, engine in chosen.items()} == {
         "linear": "stacked", "mlp": "stacked", "cnn2": "loop", "cnn6": "loop",
     }  # fmt: skip
@@ -230,7 +231,7 @@ def test_the_stack_is_estimated_from_memory(monkeypatch):
 def test_activations_are_counted_without_the_weights():
     """linear saves its input alone: 64 doubles a sample."""
     base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
-    prepared = experiment.prepare(config.load(None, base | {"model": "linear"}))
+    prepared = prepare(config.load(None, base | {"model": "linear"}))
     assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
 
 

@@ -10,6 +10,7 @@ import pytest
 import fedmes
 from fedmes import checkpoint, config, experiment, storage
 from fedmes.errors import UserError
+from fedmes.preparing import prepare
 
 SMALL = {"benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1}
 Usage = namedtuple("Usage", "total used free")
@@ -20,7 +21,7 @@ Usage = namedtuple("Usage", "total used free")
 def test_the_estimate_is_close(method, models, tmp_path):
     """Never far below what is written, and above it by no more than the compression of what is small."""
     options = SMALL | {"method": method, "output.models": models, "seeds": [0, 1]}
-    prepared = experiment.prepare(config.load(None, options))
+    prepared = prepare(config.load(None, options))
     state, results = storage.estimate(prepared)
     experiment.execute(prepared, tmp_path / "o")
     kept = sum(path.stat().st_size for path in (tmp_path / "o/checkpoint").glob("*"))
@@ -41,7 +42,7 @@ def test_too_little_space_is_said_with_numbers(tmp_path, monkeypatch):
 def test_what_the_directory_holds_counts_as_free(tmp_path, monkeypatch):
     fedmes.run(out=tmp_path / "o", **SMALL)
     taken = sum(path.stat().st_size for path in (tmp_path / "o").rglob("*") if path.is_file())
-    needed = 3 * storage.estimate(prepared := experiment.prepare(config.load(None, SMALL)))[0]
+    needed = 3 * storage.estimate(prepared := prepare(config.load(None, SMALL)))[0]
     needed += storage.estimate(prepared)[1]
     for free, fits in ((needed - taken, True), (needed - taken - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))

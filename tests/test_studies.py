@@ -11,6 +11,7 @@ import pytest
 from fedmes import cli, experiment, results, studies
 from fedmes.config import Config
 from fedmes.errors import Stopped, UserError
+from fedmes.preparing import prepare
 from fedmes.studies import paper, trials, views
 from fedmes.studies.declared import PAPER_METHODS, STUDIES
 from fedmes.studies.trials import Scope
@@ -27,7 +28,7 @@ def tiny(study, out, clients=2, **fields):
 
 
 def execute(config, place):
-    return experiment.execute(experiment.prepare(config), place, resume=True)
+    return experiment.execute(prepare(config), place, resume=True)
 
 
 def never(config, place):
@@ -102,14 +103,14 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     scope = tiny("fusion40", tmp_path, methods=("fedmes",))
 
     def stopping(config, place):
-        return experiment.execute(experiment.prepare(config), place, resume=True, stop=lambda: True)
+        return experiment.execute(prepare(config), place, resume=True, stop=lambda: True)
 
     with pytest.raises(Stopped):
         studies.reproduce(scope, stopping)
     rounds = []
 
     def going_on(config, place):
-        return experiment.execute(experiment.prepare(config), place, rounds.append, resume=True)
+        return experiment.execute(prepare(config), place, rounds.append, resume=True)
 
     first = rows(studies.reproduce(scope, going_on))
     assert [now.rounds_done for now in rounds] == [2]

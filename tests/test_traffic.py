@@ -13,12 +13,12 @@ from fedmes import config, models, wire
 from fedmes.book import Book
 from fedmes.engines import RoundRow
 from fedmes.engines.loop import LoopEngine
-from fedmes.experiment import prepare
 from fedmes.methods import METHODS
 from fedmes.methods.fedmes import FedMeS
 from fedmes.methods.fedrep import FedRep
 from fedmes.methods.fedweit import FedWeIT
 from fedmes.net import Net
+from fedmes.preparing import prepare
 
 # --- counting ------------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from fedmes import config as configuration
 from fedmes import draws, models
+from fedmes.devices import numerics
 from fedmes.engines import Engine
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import StackedEngine
-from fedmes.experiment import Prepared, numerics, prepare
+from fedmes.preparing import Prepared, prepare
 
 SHAPES = {"mlp": (8, 1, 2), "cnn2": (28, 1, 6), "cnn6": (32, 3, 10)}  # image size, channels, classes a task
 CLIENTS = 10

@@ -22,9 +22,10 @@ from fedmes.errors import FederationError, Stopped, UserError, unknown
 if TYPE_CHECKING:
     from fedmes.book import Listener, Progress
     from fedmes.config import Config
-    from fedmes.experiment import Prepared, State
     from fedmes.predict import Item, Prediction
+    from fedmes.preparing import Prepared
     from fedmes.results import Result
+    from fedmes.training import State
 
 app = typer.Typer(
     help="Personalised federated continual learning: FedMeS and its neighbours.",
@@ -136,11 +137,12 @@ def _run(
     tensorboard: bool = False,
     state: State | None = None,
 ) -> Result:
-    from fedmes import experiment, results
+    from fedmes import results
     from fedmes.events import event_files
+    from fedmes.preparing import prepare
 
-    prepared = experiment.prepare(config)
-    directory = out or experiment.default_directory(prepared.config)
+    prepared = prepare(config)
+    directory = out or results.default_directory(prepared.config)
     if resume and results.finished(directory, prepared.config):
         print(f"{directory}: this run is finished", file=sys.stderr)
         return results.load(directory)
@@ -255,22 +257,23 @@ def compare(
 ) -> None:
     """Run several methods on the same splits and initial weights: one table; finished ones are reused."""
     config = _config(locals())
-    from fedmes import experiment, results, tables
+    from fedmes import results, tables
     from fedmes.methods import METHODS
+    from fedmes.preparing import prepare
 
     names = list(METHODS) if methods == "all" else [name.strip() for name in methods.split(",")]
     prepared, unfit = [], []
     for name in names:
         try:
-            prepared.append(experiment.prepare(config.with_({"method": name})))
+            prepared.append(prepare(config.with_({"method": name})))
         except UserError as error:  # of all methods, those that this model or data suits
             if methods != "all" or not str(error).startswith(f"method {name}:"):
                 raise
             unfit.append(str(error))
-    directory = out or experiment.default_directory(config.with_({"method": "compare"}))
+    directory = out or results.default_directory(config.with_({"method": "compare"}))
     found = []
     for one in prepared:
-        place = directory / experiment.file_name(one.config.method)
+        place = directory / results.file_name(one.config.method)
         if results.finished(place, one.config):
             found.append(results.load(place))
             continue
@@ -339,9 +342,9 @@ def reproduce(
     )
 
     def execute(config: Config, place: Path) -> Result:
-        from fedmes import experiment
+        from fedmes.preparing import prepare
 
-        prepared = experiment.prepare(config)
+        prepared = prepare(config)
         if not quiet:
             print(f"running {place}", file=sys.stderr)
         return _train(prepared, place, quiet, resume=True)
@@ -412,21 +415,22 @@ def bench(
     from json import dumps
 
     from fedmes import bench as benchmark
-    from fedmes import experiment, tables
+    from fedmes import tables
     from fedmes.config import parse_value
+    from fedmes.devices import device_name, pick_device
 
     names = [name.strip() for name in models.split(",")]
     for name in names:
         if name not in benchmark.SHAPES:
             raise unknown("model", name, benchmark.SHAPES)
-    where = experiment.pick_device(device or "auto")
+    where = pick_device(device or "auto")
     rows = []
     with Console(stderr=True).status("") as status:
         for name in names:
             for seeds in (1, 5):
                 status.update(f"timing {name}, {seeds * benchmark.CLIENTS} clients")
                 rows.append(benchmark.measure(name, seeds, where.type, precision, parse_value(compile)))
-    title = experiment.device_name(where)
+    title = device_name(where)
     if json:
         print(dumps({"device": title, "rows": [asdict(row) for row in rows]}, indent=2))
     else:

@@ -14,10 +14,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedmes import config as configuration
-from fedmes import experiment
 from fedmes.book import Progress
 from fedmes.engines.flower import client_app
 from fedmes.errors import UserError
+from fedmes.serving import serve
 from fedmes.sites import site_desk
 
 server = ServerApp()
@@ -40,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
         tell({name: value for name, value in asdict(now).items() if name not in ("rows", "scores")})
 
     try:
-        experiment.serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
+        serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
     except UserError as error:
         tell({"error": str(error)})
         raise

@@ -26,6 +26,11 @@ def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
     return {f"{part}.{name}": value for name, value in entries.items()}
 
 
+def cast(entries: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensors:
+    """The entries as a device computes with them, such as initial weights, which are made as a module makes them."""
+    return {name: value.to(device, dtype) for name, value in entries.items()}
+
+
 def dot(a: Tensors, b: Tensors) -> Tensor:
     """The inner product over all entries."""
     return torch.stack([(a[name] * b[name]).sum() for name in a]).sum()

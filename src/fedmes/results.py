@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
+import platform
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +174,22 @@ def finished(directory: Path, config: Config) -> bool:
     return (directory / "result.json").is_file() and stored_config(directory) == _comparable(config)
 
 
-def claim(directory: Path, config: Config, versions: Mapping[str, str]) -> None:
-    """Make the directory this run's own. One that holds anything else is refused, and nothing in it is touched."""
+def default_directory(config: Config) -> Path:
+    """A name that says what was run, and differs where the configuration does."""
+    content = config.as_dict()
+    content["engine"].pop("stack")  # what fits in memory at the moment is no part of what is run
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs") / f"{config.benchmark}-{file_name(config.method)}-{digest}"
+
+
+def file_name(method: str) -> str:
+    """A method as a part of a path: its name, or the class name of one's own."""
+    return method.rpartition(":")[2]
+
+
+def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
+    """Make the directory this run's own. One that holds anything else is refused, and nothing in it is touched.
+    `versions`: of what runs it; left out: what is installed."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"out: {directory} is a file")
     if directory.is_dir() and any(directory.iterdir()):
@@ -186,9 +203,20 @@ def claim(directory: Path, config: Config, versions: Mapping[str, str]) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "result.json").unlink(missing_ok=True)
-        replace_text(directory / "config.toml", config.to_toml(versions))
+        replace_text(directory / "config.toml", config.to_toml(versions or _versions()))
     except OSError as error:
         raise UserError(f"out: {directory} cannot be written ({error.strerror})") from None
+
+
+def _versions() -> dict[str, str]:
+    packages = ("fedmes", "torch", "numpy")
+    installed = {}
+    for name in packages:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+            installed[name] = "source"
+    return installed | {"python": platform.python_version()}
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from fedmes import checkpoint, clientdir, experiment
+from fedmes import checkpoint, clientdir
 from fedmes.config import Config
 from fedmes.contract import Method
 from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
 from fedmes.errors import UserError
-from fedmes.experiment import Prepared
 from fedmes.federation import Site
-from fedmes.functional import Tensors, broken, pick, put
+from fedmes.functional import Tensors, broken, cast, pick, put
+from fedmes.preparing import Prepared, open_source, prepare, prepare_site
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
         if name not in config.federation.sites:
             raise UserError(f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})")
         k, scheduled = config.federation.sites.index(name), False
-        prepared = experiment.prepare_site(config, name, Path(about["data"]))
+        prepared = prepare_site(config, name, Path(about["data"]))
     return name, _desk(prepared, s, k, folder / config.federation.name, scheduled)
 
 
@@ -184,7 +184,7 @@ def read_site(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _prepared(config: str) -> Prepared:
-    return experiment.prepare(Config.model_validate_json(config))
+    return prepare(Config.model_validate_json(config))
 
 
 def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) -> Desk:
@@ -194,7 +194,7 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
     column = k if scheduled else 0  # a site of its own knows no other clients
     site = Site(column, federation, samples, config)
     site.index = torch.tensor(k)
-    initial = {name: p.to(samples.device, samples.dtype) for name, p in federation.initial.items()}
+    initial = cast(federation.initial, samples.device, samples.dtype)
     dataset = prepared.source.dataset
 
     def save(ready: Tensors, position: int) -> None:
@@ -206,7 +206,7 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
 def agreement(config: Config) -> Config:
     """The configuration under which clients of own data become real sites: what they must agree on is read off the
     data, of which the server then needs nothing more. How many tasks will come need not be known."""
-    source = experiment.open_source(config)
+    source = open_source(config)
     stream = source.stream(config.seeds[0])
     normalisation = source.normalisation(stream)
     agreed: dict[str, Any] = {

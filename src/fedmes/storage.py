@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from fedmes import checkpoint
 from fedmes.errors import UserError
 from fedmes.federation import Site
-from fedmes.functional import Tensors, pick
-
-if TYPE_CHECKING:
-    from fedmes.experiment import Prepared
+from fedmes.functional import Tensors, cast, pick
+from fedmes.preparing import Prepared
 
 ROW, NUMBER = 200, 8  # bytes of a line of rounds.csv or a checkpoint, and of a number in split.json
 
@@ -38,7 +35,7 @@ def check(prepared: Prepared, directory: Path) -> None:
 def estimate(prepared: Prepared) -> tuple[int, int]:
     """Bytes of one checkpoint, and of the results."""
     config, method, federations, samples = prepared.config, prepared.method, prepared.federations, prepared.samples
-    initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
+    initial = cast(federations[0].initial, samples.device, samples.dtype)
     site = Site(0, federations[0], samples, config)
     server, client = method.server(initial), method.init(initial, site.me())
     plans = [plan for f in federations for plan in f.plans]

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedmes import checkpoint, experiment, results
+from fedmes import checkpoint, results
 from fedmes.book import Listener, Progress
 from fedmes.config import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
+from fedmes.preparing import prepare, sites_blueprint
 from fedmes.results import Result
 from fedmes.sites import agreement
 
@@ -25,14 +26,14 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
     with the same directory it goes on where it was stopped."""
     config = config.with_({"engine.name": "flower"})
     if config.data.path is None:
-        config = experiment.prepare(config).config
+        config = prepare(config).config
         sites = {f"site{k}": {"benchmark": True, "client": k} for k in range(config.clients)}
     else:
         config, sites = sites_of_own_data(config, Path(config.data.path))
-    directory = (out or experiment.default_directory(config)).resolve()
+    directory = (out or results.default_directory(config)).resolve()
     if results.finished(directory, config):
         return results.load(directory)
-    results.claim(directory, config, experiment.versions())
+    results.claim(directory, config)
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
     progress = _Tail(directory / "progress.jsonl", on_progress)
@@ -54,7 +55,7 @@ def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dic
     agreed = agreement(config)
     if "clients" in config.model_fields_set and config.clients != agreed.clients:
         raise UserError(f"sites: {config.clients} asked for, but {data} has {agreed.clients}; leave the option out")
-    config, _, _ = experiment.sites_blueprint(agreed)
+    config, _, _ = sites_blueprint(agreed)
     return config, {name: {"data": str(data / name)} for name in config.federation.sites}
 
 

@@ -40,8 +40,11 @@ class Score:
 
 
 class Engine(Protocol):
-    notes: list[str]  # what did not go as asked
     compile_seconds: float
+
+    @property
+    def notes(self) -> list[str]:
+        """What did not go as asked."""
 
     def round(self, g: int) -> list[RoundRow]:
         """Train global round g of all seeds and average."""

@@ -13,6 +13,7 @@ from fedmes import limits, wire
 from fedmes.contract import Method
 from fedmes.errors import UserError
 from fedmes.federation import Federation, Samples, Site
+from fedmes.functional import cast
 from fedmes.net import Net
 
 HEADROOM = 0.7  # the part of free memory that is planned with
@@ -21,9 +22,7 @@ HEADROOM = 0.7  # the part of free memory that is planned with
 def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
     """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of two that does."""
     replicas = sum(len(f.plans) for f in federations)
-    initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
-    weights = int(wire.size(initial))
-    state = int(wire.size(method.init(initial, Site(0, federations[0], samples, method.config).me())))
+    weights, state = _client_bytes(method, federations[0], samples)
     plans = [plan for f in federations for plan in f.plans]
     width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
     # Kept for every client: its state, and a copy while it is merged. On a slot: the state before and after a step, two
@@ -38,17 +37,22 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
 def check(method: Method, federations: Sequence[Federation], samples: Samples) -> None:
     """Refuse what cannot even be planned, or whose clients' states do not fit."""
     plans = [plan for f in federations for plan in f.plans]
-    numbers = sum(
-        plan.work.epochs * plan.longest for plan in plans
-    )  # of samples, in a round's batches and its memory's
+    # numbers of samples, in a round's batches and its memory's
+    numbers = sum(plan.work.epochs * plan.longest for plan in plans)
     limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")
-    initial = {name: p.to(samples.device, samples.dtype) for name, p in federations[0].initial.items()}
-    state = method.init(initial, Site(0, federations[0], samples, method.config).me())
-    needed, free = len(plans) * int(wire.size(state)), free_bytes(samples.device)
+    _, state = _client_bytes(method, federations[0], samples)
+    needed, free = len(plans) * state, free_bytes(samples.device)
     if needed > free:
         raise UserError(
             f"the states of {len(plans)} clients take {needed / 1e9:,.1f} GB of memory; {free / 1e9:,.1f} GB are free"
         )
+
+
+def _client_bytes(method: Method, federation: Federation, samples: Samples) -> tuple[int, int]:
+    """Of a client's weights, and of all its state."""
+    initial = cast(federation.initial, samples.device, samples.dtype)
+    state = method.init(initial, Site(0, federation, samples, method.config).me())
+    return int(wire.size(initial)), int(wire.size(state))
 
 
 def activation_bytes(net: Net, samples: Samples) -> float:

@@ -18,18 +18,18 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedmes import draws, wire
 from fedmes.config import Config
 from fedmes.contract import Me, Method
+from fedmes.devices import dtype_of, numerics
 from fedmes.engines import RoundRow, Score
 from fedmes.engines.loop import tidy
 from fedmes.errors import UserError
-from fedmes.experiment import numerics
 from fedmes.federation import MISFIT, Update, settle
-from fedmes.functional import Tensors, put
+from fedmes.functional import Tensors, cast, put
 from fedmes.sites import Answer, Desk
 
 POLL = 0.1  # seconds between looks for answers
@@ -138,6 +138,7 @@ class FlowerEngine:
 
     def __init__(self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid) -> None:
         self.method, self.config, self.grid = method, config, grid
+        initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
         self.servers = [method.server(params) for params in initial]
         anybody = _anybody(config, initial[0])
         self.expected = method.upload(method.init(initial[0], anybody), anybody)  # names and shapes of an upload
@@ -321,25 +322,3 @@ def _anybody(config: Config, params: Tensors) -> Me:
     number, weight = torch.zeros((), dtype=torch.int64), next(iter(params.values())).new_zeros(())
     yes, seen = torch.tensor(True), torch.zeros(classes, dtype=torch.bool)
     return Me(number, number, yes, yes, weight, weight, seen.expand(config.tasks, -1), seen, number, number)
-
-
-# --- a simulation -----------------------------------------------------------------------------------------------------
-
-
-def simulate(config: Config, open_desk: OpenDesk, serve: Callable[[Grid], None]) -> None:
-    """All sites on this machine, each message to one of them in a worker process of Flower's simulation."""
-    from flwr.simulation import run_simulation
-
-    app = ServerApp()
-    failed: list[BaseException] = []
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            serve(grid)
-        except BaseException as error:  # to be raised where the simulation was asked for
-            failed.append(error)
-
-    run_simulation(app, client_app(open_desk), config.clients, backend_config={"client_resources": {"num_cpus": 1.0}})
-    if failed:
-        raise failed[0]

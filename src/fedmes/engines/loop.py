@@ -14,7 +14,7 @@ from fedmes import wire
 from fedmes.contract import Me, Method
 from fedmes.engines import RoundRow, Score
 from fedmes.federation import Federation, Samples, Site, Update, settle
-from fedmes.functional import Tensors, broken, grown, put
+from fedmes.functional import Tensors, broken, cast, grown, put
 from fedmes.plan import Round
 
 
@@ -78,7 +78,7 @@ class LoopEngine:
         self.samples = samples
         config = method.config
         self.sites = [[Site(k, f, samples, config) for k in range(len(f.plans))] for f in federations]
-        initial = [{n: p.to(samples.device, samples.dtype) for n, p in f.initial.items()} for f in federations]
+        initial = [cast(f.initial, samples.device, samples.dtype) for f in federations]
         self.servers = [method.server(params) for params in initial]
         self.clients = [
             [method.init(params, site.me()) for site in sites]

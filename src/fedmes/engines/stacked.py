@@ -30,7 +30,7 @@ from fedmes.engines.captured import Captured
 from fedmes.engines.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.engines.loop import client_predictor
 from fedmes.federation import VERDICTS, Federation, Samples, Site, judge
-from fedmes.functional import Tensors, broken, grown, put
+from fedmes.functional import Tensors, broken, cast, grown, put
 from fedmes.plan import Plan, Round
 
 TOGETHER = 128  # samples of each client in one forward pass outside of training
@@ -54,10 +54,8 @@ class StackedEngine:
         self.notes: list[str] = []
         self.compile_seconds = 0.0
 
-        initial = {
-            name: torch.stack([f.initial[name] for f in federations]).to(self.device, samples.dtype)
-            for name in federations[0].initial
-        }
+        stacked = {name: torch.stack([f.initial[name] for f in federations]) for name in federations[0].initial}
+        initial = cast(stacked, self.device, samples.dtype)
         self.me = self._stand_at([[None] * self.clients] * self.seeds)
         self.server: Tensors = {name: t.clone() for name, t in vmap(method.server)(initial).items()}
         self.state: Tensors = {name: t.clone() for name, t in over(method.init, "sc")(initial, self.me).items()}

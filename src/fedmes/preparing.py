@@ -1,0 +1,209 @@
+"""From a configuration to all that training needs: data and streams, network and method, each client's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmes import draws, limits, models, plugins
+from fedmes.benchmarks import open_benchmark
+from fedmes.config import Config
+from fedmes.contract import Method
+from fedmes.data import Normalisation, Source, own
+from fedmes.data.further import followed_by, most_tasks
+from fedmes.devices import dtype_of, pick_device
+from fedmes.engines import capacity
+from fedmes.errors import UserError
+from fedmes.federation import Federation, Samples
+from fedmes.functional import Tensors, grown
+from fedmes.methods import METHODS
+from fedmes.net import Net
+from fedmes.plan import Plan, Work
+from fedmes.streams import Stream, with_absences
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with nothing left open, and everything a run needs."""
+
+    config: Config
+    source: Source
+    federations: list[Federation]
+    method: Method
+    samples: Samples
+
+
+def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
+    given = given or {}  # a model or method of one's own
+    if "method" not in given:
+        plugins.resolve("method", config.method, METHODS)  # a wrong name is said before data is read
+    device = pick_device(config.device)
+    source = open_source(config)
+    streams = open_streams(config, source)
+    config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
+    config.capacities()  # a list of the wrong length is refused here
+    classes = (*source.earlier, len(source.dataset.class_names))
+    config, method, initial = blueprint(config, source.dataset.shape, classes, given)
+    if method.store == "all":
+        config = _keep_all(config, streams)
+    capacities = [0] * config.clients if method.store == "none" else config.capacities()
+    work = _work(config, method)
+    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
+    normalisation = source.normalisation(streams[0]) if fixed else None
+    federations = [
+        Federation(
+            stream,
+            [Plan(stream, k, size, work, source.dataset.y) for k, size in enumerate(capacities)],
+            params,
+            normalisation if fixed else source.normalisation(stream),
+        )
+        for stream, params in zip(streams, initial, strict=True)
+    ]
+    samples = Samples(source.dataset, device, dtype_of(config))
+    capacity.check(method, federations, samples)
+    if config.engine.name == "stacked" and config.engine.stack is None:
+        config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
+    return Prepared(config, source, federations, method, samples)
+
+
+def prepare_site(config: Config, name: str, data: Path) -> Prepared:
+    """What a real site needs for its part: its own data, in the classes and sizes that the federation agreed on."""
+    agreed = config.federation
+    if config.memory.policy == "fifo" and config.memory.per_task is None:
+        raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
+    source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
+    config, method, initial = blueprint(config, source.dataset.shape, (len(agreed.classes),))
+    normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    federations = []
+    for seed, params in zip(config.seeds, initial, strict=True):
+        stream = source.stream(seed)
+        if stream.tasks > config.tasks:
+            raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
+        size = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
+        plan = Plan(stream, 0, size, _work(config, method), source.dataset.y, room=config.tasks)
+        federations.append(Federation(stream, [plan], params, normalisation))
+    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
+    return Prepared(config, source, federations, method, samples)
+
+
+def blueprint(
+    config: Config,
+    shape: tuple[int, ...],
+    classes: tuple[int, ...],
+    given: Mapping[str, Callable[..., Any]] | None = None,
+) -> tuple[Config, Method, list[Tensors]]:
+    """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
+    a server knows that never sees any data. `classes`: how many there were each time that some were added."""
+    given = given or {}
+    make_method = given.get("method") or plugins.resolve("method", config.method, METHODS)
+    make_model = given.get("model") or plugins.resolve("model", config.model.name, models.MODELS)
+    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
+    config = _settle_engine(config, nets[0].stackable(shape))
+    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
+    return config.with_(method.in_force), method, [net.initial for net in nets]
+
+
+def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
+    """A configuration that real sites agree on with nothing left open, its method, and what it begins with."""
+    agreed = config.federation
+    shape = tuple(agreed.shape)
+    name = model_for(shape) if config.model.name == "auto" else config.model.name
+    device = pick_device(config.device).type
+    config = config.with_({"clients": len(agreed.sites), "model.name": name, "device": device})
+    return blueprint(config, shape, (len(agreed.classes),))
+
+
+def open_source(config: Config) -> Source:
+    """The data: a benchmark's or one's own, and what further own data follows."""
+    size, rounds, arrival = config.data.image_size, config.rounds, config.stream.arrival
+    tables = [own.read(Path(path), size) for path in config.data.more]
+    if config.data.path is not None:
+        source = own.open_own(Path(config.data.path), size, rounds, arrival)
+    elif (first := config.tasks - most_tasks(tables)) > 0:
+        limits.check_schedule(config.clients, config.tasks * config.rounds)
+        source = open_benchmark(config.with_({"tasks": first}))
+    else:
+        raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
+    for path, table in zip(config.data.more, tables, strict=True):
+        source = followed_by(source, table, Path(path), rounds, arrival)
+    return source
+
+
+def open_streams(config: Config, source: Source) -> list[Stream]:
+    absences = config.server.fraction, config.faults.drop
+    return [with_absences(source.stream(seed), *absences) for seed in config.seeds]
+
+
+# --- what is left open -----------------------------------------------------------------------------------------------
+
+
+def _settle(config: Config, source: Source, clients: int, tasks: int, device: str) -> Config:
+    """Fill in what the data decides, and what `auto` means."""
+    if config.data.path is not None:
+        for name, found in (("clients", clients), ("tasks", tasks)):
+            asked = getattr(config, name)
+            if name in config.model_fields_set and asked != found:
+                raise UserError(f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out")
+    model = model_for(source.dataset.shape) if config.model.name == "auto" else config.model.name
+    return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
+
+
+def model_for(shape: tuple[int, ...]) -> str:
+    """What `auto` means."""
+    return "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
+
+
+def _settle_engine(config: Config, stackable: bool) -> Config:
+    engine = config.engine.name
+    if engine == "auto":  # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
+        small = config.model.name in ("linear", "mlp")
+        engine = "stacked" if stackable and (config.device == "cuda" or small) else "loop"
+    if engine == "stacked" and not stackable:
+        raise UserError(f"model {config.model.name} has a layer that cannot be stacked; use --engine loop")
+    compiled = config.device == "cuda" if config.engine.compile == "auto" else config.engine.compile
+    settled: dict[str, Any] = {"engine.name": engine, "engine.compile": compiled and engine == "stacked"}
+    if engine == "flower":  # sites keep every round, and the server must not fall behind them
+        settled["checkpoint.every"] = "round"
+    return config.with_(settled)
+
+
+def _keep_all(config: Config, streams: list[Stream]) -> Config:
+    """To keep all samples is to have a memory as large as each client's data."""
+    met = [[sum(len(task.train) for task in client.tasks) for client in stream.clients] for stream in streams]
+    sizes = np.max(met, axis=0).tolist()
+    return config.with_({"memory.size": sizes, "memory.per_task": max(sizes), "memory.policy": "fifo"})
+
+
+def _work(config: Config, method: Method) -> Work:
+    return Work(
+        epochs=config.epochs,
+        batch=config.batch,
+        memory_batch=config.memory.batch or config.batch,
+        per_task=config.memory.per_task,
+        policy=config.memory.policy,
+        hold_back=method.tune is not None,
+        walk=method.walk,
+        broken=config.faults.nan,
+    )
+
+
+def _net(
+    config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: tuple[int, ...], seed: int
+) -> Net:
+    """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
+    options = models.options(config)
+    start = draws.seed62(seed, "init")
+    net = None
+    for count in dict.fromkeys(classes):
+        small, net = net, Net(models.build(factory, config.model.name, shape, count, start, **options), shape, count)
+        if small is not None:
+            net.initial = {name: grown(small.initial[name], p) for name, p in net.initial.items()}
+    assert net is not None
+    return net

@@ -1,0 +1,40 @@
+"""The server of real sites, which never sees their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedmes import clientdir, results
+from fedmes.book import Listener, Origin
+from fedmes.config import Config
+from fedmes.engines.flower import FlowerEngine
+from fedmes.errors import UserError
+from fedmes.experiment import as_stored, execute
+from fedmes.functional import put
+from fedmes.preparing import prepare, sites_blueprint
+from fedmes.results import Result
+from fedmes.training import train, working_in
+
+
+def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | None = None) -> Result:
+    """The server of real sites, which never sees their data: until none of them has anything left to learn. Where it
+    was interrupted, it goes on."""
+    config = as_stored(config.with_({"engine.name": "flower", "checkpoint.every": "round"}), directory)
+    if len(config.seeds) > 1:
+        raise UserError("seeds: real sites learn once; name one seed")
+    if not config.federation.sites:  # a trial: every site holds a share of a benchmark
+        return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
+    config, method, initial = sites_blueprint(config)
+    results.claim(directory, config)
+    with working_in(directory, config):
+        engine = FlowerEngine(method, initial, config, grid)
+        book = train(engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do)
+        folder = directory / f"seed{config.seeds[0]}"
+        folder.mkdir(exist_ok=True)
+        clientdir.save_model(folder / "initial.safetensors", put("w", initial[0]))
+        clientdir.save_model(folder / "global.safetensors", engine.server_state(0))
+        result = book.result(method.net.parameter_count, engine.notes, Origin())
+        result.write(directory)
+    return result
