@@ -375,7 +375,7 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
 def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     from typer import Exit
 
-    from fedmes.data import commands
+    from fedmes.commands import data as commands
 
     emnist(tmp_path, "letters", np.arange(1, 27))
     commands.list_data(tmp_path)

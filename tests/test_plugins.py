@@ -7,6 +7,7 @@ import pytest
 
 import fedmes
 from fedmes import plugins
+from fedmes.commands.showing import list_names
 from fedmes.errors import UserError
 
 # Keeps a slow average of its models beside the trained one, and predicts with that.
@@ -74,8 +75,6 @@ def test_a_method_as_an_entry_point(tmp_path, package):
 
 
 def test_installed_methods_are_listed_and_broken_ones_named(package, capsys):
-    from fedmes.cli import list_names
-
     list_names("methods")
     assert "slow_package:Slow" in capsys.readouterr().out
     with pytest.raises(UserError, match="method 'broken': loading slow_package:Missing failed"):

@@ -1,0 +1,89 @@
+"""`fedmes report` and `fedmes reproduce`: finished runs side by side, and the paper's studies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmes.commands import options
+from fedmes.commands.running import train
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+    from fedmes.results import Result
+
+app = typer.Typer()
+
+STUDY_NAMES = (
+    "table1", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions", "lr",
+)  # fmt: skip  # fmt: skip
+
+
+@app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page")] = Path("report.html"),
+    with_samples: Annotated[
+        bool, typer.Option("--with-samples", help="show the samples in clients' memories: private data")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as CSV")] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
+    from fedmes import report as reporting
+
+    done = reporting.write(directories, out, with_samples, csv, latex, figures)
+    for each in done.left_out:
+        print(f"left out: {each.directory}: {each.reason}", file=sys.stderr)
+    if not quiet:
+        for answer in done.answers:
+            print(answer)
+    print(done.page)
+
+
+@app.command(epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda")
+def reproduce(
+    study: Annotated[str, typer.Argument(metavar="STUDY", help=", ".join(STUDY_NAMES))],
+    quick: Annotated[bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")] = False,
+    clients: Annotated[str | None, typer.Option(metavar="10,20", help="numbers of clients")] = None,
+    benchmarks: Annotated[str | None, typer.Option(metavar="A,B,...", help="benchmarks instead of the study's")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B,...", help="methods, or single lines by name")] = None,
+    seeds: options.Seeds = None,
+    settings: options.Settings = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="the folder of all studies: runs/, and one for each study")
+    ] = Path("reproduce"),
+    no_run: Annotated[bool, typer.Option("--no-run", help="tables and figures of the runs that are there")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """A study of the paper: its runs (finished ones are reused), its table and figures beside the paper's numbers."""
+    from fedmes import studies
+
+    scope = studies.Scope(
+        study,
+        out,
+        quick,
+        clients=tuple(options.numbers("clients", clients)) if clients else None,
+        benchmarks=options.names(benchmarks) if benchmarks is not None else None,
+        methods=options.names(methods) if methods is not None else None,
+        seeds=tuple(options.numbers("seeds", seeds)) if seeds else None,
+        options=options.assignments(settings),
+    )
+
+    def execute(config: Config, place: Path) -> Result:
+        from fedmes.preparing import prepare
+
+        prepared = prepare(config)
+        if not quiet:
+            print(f"running {place}", file=sys.stderr)
+        return train(prepared, place, quiet, resume=True)
+
+    written = studies.reproduce(scope, None if no_run else execute)
+    for outcome in written.open:
+        print(f"open: {outcome.trial.directory}: {outcome.reason}", file=sys.stderr)
+    print(written.page if quiet else f"{written.text}\n{written.page}")
