@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmes import config, draws, streams
+from fedmes import config, dealing, draws, streams
 from fedmes.benchmarks import open_benchmark
 from fedmes.errors import UserError
 from fedmes.streams import Stream
@@ -91,7 +91,7 @@ def per_class(rows, labels):
 def dealt(holders, frac, images=10, **options):
     """Two classes of `images` training images each, in one block, held by all clients."""
     train, test = np.repeat([0, 1], images), np.repeat([0, 1], 3)
-    return streams.split(
+    return dealing.split(
         train, test, [(0, 1)], seed=3, clients=holders, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
         classes_min=2, classes_max=2, **options,
     )  # fmt: skip

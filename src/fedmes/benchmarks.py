@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedmes import streams
+from fedmes import dealing
 from fedmes.data import Dataset, Source, joined, statistics
 from fedmes.errors import UserError
 from fedmes.streams import Stream
@@ -118,8 +118,8 @@ def dealer(config: Config, dataset: Dataset, blocks: int) -> Callable[[int], Str
     def stream(seed: int) -> Stream:
         if (size := OWN_CLASSES.get(config.benchmark)) is not None:
             shares = {name: options[name] for name in ("frac", "cap", "test_frac", "partition", "arrival")}
-            return streams.split_by_client(train, test, seed=seed, size=size, **sizes, **shares)
-        made = streams.split(train, test, _blocks(config, dataset, blocks, seed), seed=seed, **sizes, **options)
+            return dealing.split_by_client(train, test, seed=seed, size=size, **sizes, **shares)
+        made = dealing.split(train, test, _blocks(config, dataset, blocks, seed), seed=seed, **sizes, **options)
         return made if dataset.session is None else made.relabelled(len(dataset.class_names))
 
     return stream
@@ -136,9 +136,9 @@ def _blocks(config: Config, dataset: Dataset, count: int, seed: int) -> list[tup
         blocks = []
         for source in range(int(of_class.max()) + 1):
             own = np.flatnonzero(of_class == source).tolist()
-            blocks += streams.shuffled_blocks(own, classes // count, seed, "blocks", source)
+            blocks += dealing.shuffled_blocks(own, classes // count, seed, "blocks", source)
         return blocks
-    return streams.shuffled_blocks(list(range(classes)), classes // count, seed, "blocks")[:count]
+    return dealing.shuffled_blocks(list(range(classes)), classes // count, seed, "blocks")[:count]
 
 
 def _load(config: Config, benchmark: Benchmark) -> Dataset:
@@ -155,7 +155,7 @@ def _load(config: Config, benchmark: Benchmark) -> Dataset:
         made = config.synthetic
         classes = made.classes * config.tasks
         return synthetic.load(classes, size or 8, made.channels, made.train, made.test, made.noise)
-    import fedmes.data.catalog as catalog
+    from fedmes.data import catalog
 
     options: dict[str, Any] = {"labels": config.data.core50_labels} if benchmark.data == ("core50",) else {}
     parts = [catalog.load(name, image_size=size, **options) for name in benchmark.data]

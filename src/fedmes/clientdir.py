@@ -16,11 +16,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -29,18 +28,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
+from fedmes import limits
 from fedmes.config import Config, Count, Positive
 from fedmes.data import Dataset, Normalisation
 from fedmes.draws import Ints
 from fedmes.errors import UserError
 from fedmes.functional import Tensors, pick
+from fedmes.limits import Header
 from fedmes.plan import Plan
 
 FORMAT = 2  # 1 had no such number, and could not predict
 TEXT_LIMIT = 1 << 25  # bytes of client.json
 SAMPLE_LIMIT = 1 << 26  # values of one sample
 BLOCKS_LIMIT = 1 << 28  # tasks x classes
-MEMORY_LIMIT = 1 << 32  # bytes of stored samples
 
 Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)]
 
@@ -280,44 +280,27 @@ def _read_samples(path: Path, about: About, normalisation: Normalisation | None)
                 raise ValueError(f"{name} is {has.dtype} of shape {has.shape}; needed is {kind} of {needed}")
 
     arrays = _read_arrays(path, check)
-    limits = {"y": len(about.class_names), "task": len(about.blocks)}
-    limits |= {"source": len(normalisation.mean)} if normalisation is not None and mixed else {}
-    for name, limit in limits.items():
+    counts = {"y": len(about.class_names), "task": len(about.blocks)}
+    counts |= {"source": len(normalisation.mean)} if normalisation is not None and mixed else {}
+    for name, limit in counts.items():
         if not ((arrays[name] >= 0) & (arrays[name] < limit)).all():
             raise UserError(f"{path}: {name} has values outside 0..{limit - 1}")
     return Dataset(arrays["x"], arrays["y"], tuple(about.class_names), source=arrays.get("source")), arrays["task"]
 
 
-class Header(NamedTuple):
-    """What an array says it is."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
 def _read_arrays(path: Path, check: Callable[[dict[str, Header]], object] = len) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file, once their headers have passed the check."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            found = {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
-        check(found)
-        if sum(math.prod(has.shape) * has.dtype.itemsize for has in found.values()) > MEMORY_LIMIT:
-            raise ValueError(f"it takes more than {MEMORY_LIMIT >> 30} GB")
+        check(limits.check_arrays(path))
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in found}
+            arrays = {name: file[name] for name in file.files}
         for name, values in arrays.items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ValueError(f"{name} has values that are not finite")
         return arrays
     except FileNotFoundError:
         raise UserError(f"{path.parent}: holds no {path.name}") from None
+    except UserError:
+        raise
     except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be used ({error})") from None
-
-
-def _header(archive: zipfile.ZipFile, name: str) -> Header:
-    with archive.open(name) as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    return Header(shape, dtype)

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
@@ -41,9 +41,16 @@ def check_schedule(clients: int, rounds: int) -> None:
         raise UserError(f"{clients:,} clients x {rounds:,} rounds of all tasks are more than can be planned")
 
 
-def check_arrays(path: Path, names: Collection[str] | None = None) -> None:
+class Header(NamedTuple):
+    """What an array says it is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def check_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Header]:
     """The arrays of an .npz file, or those named: as long as their headers say, no objects, and they fit in memory."""
-    total = 0
+    found, total = {}, 0
     with ZipFile(path) as archive:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
@@ -60,8 +67,10 @@ def check_arrays(path: Path, names: Collection[str] | None = None) -> None:
                 claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
             if claimed != there:
                 raise UserError(f"{path}: {name} says that it has {claimed:,} bytes, and has {there:,}")
+            found[name] = Header(shape, dtype)
             total += claimed
     check_memory(total, path)
+    return found
 
 
 def check_picture(picture: Image.Image, count: int, size: int | None, path: Path) -> None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from fedmes.errors import UserError
-from fedmes.predict import Client, Item, Prediction
+from fedmes.inputs import Item
+from fedmes.predict import Client, Prediction
 
 ROWS, NEIGHBOURS = 20, 9  # at most
 TILE, GAP, LINE, WORDS = 96, 12, 16, 260  # pixels

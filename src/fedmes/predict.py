@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,22 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor, nn
 
-from fedmes import clientdir, models, plugins
+from fedmes import clientdir, inputs, models, plugins
 from fedmes.contract import Batch, Me, Method
 from fedmes.data import Dataset
-from fedmes.data.own import IMAGES
 from fedmes.errors import UserError
 from fedmes.federation import CHUNK, Samples
 from fedmes.functional import Tensors, put
+from fedmes.inputs import Item
 from fedmes.methods import METHODS
 from fedmes.net import Net
-
-ARRAYS = {".npy", ".npz"}
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # none that Pillow would start another program for
-MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 Floats = NDArray[np.floating[Any]]
 
@@ -169,61 +163,9 @@ class Client:
             distance=said.get("distance", nobody).numpy(),
         )
 
-    # --- from what the user has to samples like those that were learned from -----------------------------------------
-
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
-        if isinstance(x, (list, tuple)):
-            if not x:
-                raise UserError("there is nothing to predict")
-            return np.concatenate([self.samples(one) for one in x])
-        if isinstance(x, (str, Path)):
-            path = Path(x)
-            return self._array(_read_array(path)) if path.suffix.lower() in ARRAYS else self._picture(_open(path))
-        if isinstance(x, Image.Image):
-            return self._picture(x)
-        return self._array(np.asarray(x))
-
-    def _array(self, x: NDArray[Any]) -> NDArray[Any]:
-        if 0 in x.shape:
-            raise UserError(f"there is nothing to predict in an array of shape {x.shape}")
-        kind = "uint8" if self.normalisation is not None else "float32"
-        if x.dtype.kind != np.dtype(kind).kind or (kind == "uint8" and x.dtype != np.uint8):
-            raise UserError(f"samples have type {x.dtype}; this client has learned from {kind}")
-        x = x.astype(kind, copy=False)
-        if kind == "float32" and not np.isfinite(x).all():
-            raise UserError("samples have NaN or infinite values")
-        if len(self.shape) == 1:
-            if x.ndim not in (1, 2) or x.shape[-1] != self.shape[0]:
-                raise UserError(
-                    f"samples have shape {x.shape}; this client has learned from {self.shape[0]} numbers each"
-                )
-            return x.reshape(-1, self.shape[0])
-        channels, height, width = self.shape
-        if x.ndim == 3 and x.shape[-1] not in {channels, *MODES}:
-            x = x[..., None]  # several grey images without a channel axis
-        elif x.ndim == 2:
-            x = x[None, :, :, None]
-        elif x.ndim == 3:
-            x = x[None]
-        if x.ndim != 4:
-            raise UserError(f"samples have shape {x.shape}; needed is (N, H, W, C) or (H, W, C)")
-        if x.shape[1:] == (height, width, channels):
-            return x
-        if kind != "uint8" or x.shape[3] not in MODES:
-            raise UserError(f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}")
-        pictures = (Image.fromarray(one[..., 0] if one.shape[2] == 1 else one, MODES[x.shape[3]]) for one in x)
-        return np.concatenate([self._picture(picture) for picture in pictures])
-
-    def _picture(self, picture: Image.Image) -> NDArray[np.uint8]:
-        """In the client's size and colours, as reading a folder of training images would make it."""
-        if len(self.shape) == 1 or self.shape[0] not in (1, 3) or self.normalisation is None:
-            raise UserError("this client has not learned from pictures; give arrays like its training data")
-        channels, height, width = self.shape
-        picture = picture.convert("L" if picture.mode in ("1", "L") else "RGB").convert(MODES[channels])
-        if picture.size != (width, height):
-            picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-        return np.asarray(picture, np.uint8).reshape(1, height, width, channels)
+        return inputs.samples(x, self.shape, pixels=self.normalisation is not None)
 
     # --- the method's functions, as engines call them ----------------------------------------------------------------
 
@@ -326,79 +268,13 @@ def _standing(position: int, blocks: Tensor, seen: Tensor, dtype: torch.dtype) -
     return Me(zero, torch.tensor(position), no, no, nothing, nothing, blocks, seen, zero, zero)
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Item:
-    """A file's sample, as read: what to predict, or why it cannot be."""
-
-    name: str
-    sample: NDArray[Any] | None
-    reason: str = ""
-
-
 def predict_files(
     client: Client, paths: Iterable[Path], *, task: int | None = None, source: int | None = None
 ) -> Iterator[tuple[Item, Prediction | None]]:
     """Files and all pictures in folders, one after the other, with None for what cannot be read."""
-    with ThreadPoolExecutor(4) as readers:
-        items = _items(client, paths, readers)
-        while block := list(islice(items, CHUNK)):
-            good = [item.sample for item in block if item.sample is not None]
-            found = iter(client.predict(np.stack(good), task=task, source=source) if good else ())
-            for item in block:
-                yield item, None if item.sample is None else next(found)
-
-
-def _items(client: Client, paths: Iterable[Path], readers: ThreadPoolExecutor) -> Iterator[Item]:
-    def read(path: Path) -> list[Item]:
-        try:
-            samples = client.samples(path)
-        except UserError as error:
-            return [Item(str(path), None, str(error).removeprefix(f"{path}: "))]
-        several = path.suffix.lower() in ARRAYS
-        return [Item(f"{path}[{i}]" if several else str(path), sample) for i, sample in enumerate(samples)]
-
-    files = _files(paths)
-    while block := list(islice(files, CHUNK)):
-        for items in readers.map(read, block):
-            yield from items
-
-
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            inside = (f for f in path.rglob("*") if f.suffix.lower() in IMAGES and not f.name.startswith("."))
-            yield from sorted(inside)
-        else:
-            yield path
-
-
-def _open(path: Path) -> Image.Image:
-    try:
-        with Image.open(path, formats=FORMATS) as picture:
-            picture.load()
-            return picture
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except UnidentifiedImageError:
-        raise UserError(f"{path}: not a picture, or of a kind that is not read") from None
-    except (OSError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a picture ({error})") from None
-
-
-def _read_array(path: Path) -> NDArray[Any]:
-    """The array of an .npy file, or `x` of an .npz file."""
-    try:
-        content = np.load(path, allow_pickle=False, mmap_mode="r")
-        if isinstance(content, np.ndarray):
-            return np.array(content)
-        with content:
-            return content["x"]
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except KeyError:
-        raise UserError(f"{path}: has no array x") from None
-    except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
-        raise UserError(f"{path}: cannot be read as an array ({error})") from None
+    items = inputs.read(paths, client.samples)
+    while block := list(islice(items, CHUNK)):
+        good = [item.sample for item in block if item.sample is not None]
+        found = iter(client.predict(np.stack(good), task=task, source=source) if good else ())
+        for item in block:
+            yield item, None if item.sample is None else next(found)

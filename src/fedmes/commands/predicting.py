@@ -12,7 +12,8 @@ from fedmes.commands.terminal import wide_console
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmes.predict import Item, Prediction
+    from fedmes.inputs import Item
+    from fedmes.predict import Prediction
 
 app = typer.Typer()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from fedmes.data import Dataset, cifar100, core50, emnist, imagenets
@@ -23,34 +24,32 @@ class Entry:
     archive: Archive | None = None  # None: there is no official download
 
 
-_CIFAR = Archive(
-    "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python"
-)
 _EMNIST = Archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", "gzip")
-_CORE50 = Archive(
-    "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip", "745efdf9a72c16d99a33d1dfd5eb2ff0",
-    "core50_128x128",
-)  # fmt: skip
-_TINY = Archive(
-    "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200"
-)
 
 CATALOG = {
     "cifar100": Entry(
         "60,000 colour images of 100 classes, 32x32", 32, cifar100.find, cifar100.read,
-        "cifar-100-python/train, test and meta", _CIFAR,
+        "cifar-100-python/train, test and meta",
+        Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85",
+            "cifar-100-python",
+        ),
     ),
     "emnist": Entry(
         "handwritten characters of 62 classes, 28x28 (ByClass)", 28, emnist.find, emnist.read,
         "gzip/emnist-byclass-train-images-idx3-ubyte.gz and its three companions", _EMNIST,
     ),
     "emnist-letters": Entry(
-        "handwritten letters of 26 classes, 28x28", 28, emnist.find_letters, emnist.read_letters,
+        "handwritten letters of 26 classes, 28x28", 28, partial(emnist.find, kind="letters"), emnist.read_letters,
         "gzip/emnist-letters-train-images-idx3-ubyte.gz and its three companions", _EMNIST,
     ),
     "core50": Entry(
         "frames of 50 objects in 11 sessions, 128x128 made 32x32", 32, core50.find, core50.read,
-        "core50_128x128/s1/o1/*.png and so on", _CORE50,
+        "core50_128x128/s1/o1/*.png and so on",
+        Archive(
+            "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip", "745efdf9a72c16d99a33d1dfd5eb2ff0",
+            "core50_128x128",
+        ),
     ),
     "miniimagenet": Entry(
         "60,000 colour images of 100 classes, 84x84", 84, imagenets.find_mini, imagenets.read_mini,
@@ -58,7 +57,10 @@ CATALOG = {
     ),
     "tinyimagenet": Entry(
         "110,000 colour images of 200 classes, 64x64", 64, imagenets.find_tiny, imagenets.read_tiny,
-        "tiny-imagenet-200/train and val", _TINY,
+        "tiny-imagenet-200/train and val",
+        Archive(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200"
+        ),
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ def find(root: Path) -> list[Path]:
     return []
 
 
-def read(files: list[Path], **_: str) -> Raw:
+def read(files: list[Path]) -> Raw:
     train, test, meta = (read_pickle(path) for path in files)
     images, labels = [], []
     for content, path in ((train, files[0]), (test, files[1])):

@@ -28,11 +28,7 @@ def find(root: Path, kind: str = "byclass") -> list[Path]:
     return []
 
 
-def find_letters(root: Path) -> list[Path]:
-    return find(root, "letters")
-
-
-def read(files: list[Path], **_: str) -> Raw:
+def read(files: list[Path]) -> Raw:
     """Of each class at most 2,000 images, in file order; the first 80 % are for training."""
     y = np.concatenate([_labels(files[1]), _labels(files[3])])
     if y.max(initial=0) >= len(SYMBOLS):
@@ -57,7 +53,7 @@ def read(files: list[Path], **_: str) -> Raw:
     return Raw(_images(files, order), new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes))
 
 
-def read_letters(files: list[Path], **_: str) -> Raw:
+def read_letters(files: list[Path]) -> Raw:
     y_train, y_test = _labels(files[1]), _labels(files[3])
     y = np.concatenate([y_train, y_test]) - 1
     if y.min(initial=0) < 0 or y.max(initial=0) > 25 or not len(y_train) or not len(y_test):

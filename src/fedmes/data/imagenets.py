@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import read_pickle
+from fedmes.draws import Ints
 from fedmes.errors import UserError
 
 PICTURES = (".jpg", ".jpeg", ".png")
 PARTS = ("train", "val", "test")
+
+T = TypeVar("T")
 
 
 def find_mini(root: Path) -> list[Path]:
@@ -34,7 +38,7 @@ def _pictures(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.suffix.lower() in PICTURES)
 
 
-def read_mini(places: list[Path], **_: str) -> Raw:
+def read_mini(places: list[Path]) -> Raw:
     """By file name, the first five sixths of a class (500 of 600) are for training."""
     if places[0].suffix == ".pkl":
         return _mini_from_pickles(places)
@@ -54,15 +58,9 @@ def read_mini(places: list[Path], **_: str) -> Raw:
     else:
         for path in _pictures(places[0]):
             by_class[path.parent.name].append(path)
-    names = sorted(by_class)
-    cuts = {name: _cut(len(by_class[name]), name, places[0]) for name in names}
-    rows = [sorted(by_class[name], key=lambda path: path.name) for name in names]
-    train = [(path, i) for i, paths in enumerate(rows) for path in paths[: cuts[names[i]]]]
-    test = [(path, i) for i, paths in enumerate(rows) for path in paths[cuts[names[i]] :]]
-    y = np.array([i for _, i in train + test])
-    return Raw(
-        [path for path, _ in train + test], y, tuple(names), len(train), 3, notes=fewer("miniimagenet", len(y), 60_000)
-    )
+    ordered = {name: sorted(paths, key=lambda path: path.name) for name, paths in by_class.items()}
+    paths, y, names, count = _shared_out(ordered, places[0])
+    return Raw(paths, y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
 
 
 def _mini_from_pickles(files: list[Path]) -> Raw:
@@ -77,13 +75,25 @@ def _mini_from_pickles(files: list[Path]) -> Raw:
         rows_of |= {str(name): [start + int(row) for row in rows] for name, rows in classes.items()}
         images.append(x)
         start += len(x)
-    names = sorted(rows_of)
-    cuts = [_cut(len(rows_of[name]), name, files[0]) for name in names]
-    train = [(row, i) for i, name in enumerate(names) for row in rows_of[name][: cuts[i]]]
-    test = [(row, i) for i, name in enumerate(names) for row in rows_of[name][cuts[i] :]]
-    x = np.concatenate(images)[[row for row, _ in train + test]]
-    y = np.array([i for _, i in train + test])
-    return Raw(x, y, tuple(names), len(train), 3, notes=fewer("miniimagenet", len(y), 60_000))
+    rows, y, names, count = _shared_out(rows_of, files[0])
+    return Raw(np.concatenate(images)[rows], y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
+
+
+def _shared_out(by_class: Mapping[str, Sequence[T]], where: Path) -> tuple[list[T], Ints, tuple[str, ...], int]:
+    """Of each class the first five sixths, for training, then the rest of each, with labels; the classes; how many are
+    for training."""
+    names = sorted(by_class)
+    train: list[tuple[T, int]] = []
+    test: list[tuple[T, int]] = []
+    for label, name in enumerate(names):
+        own = [(each, label) for each in by_class[name]]
+        if len(own) < 2:
+            raise UserError(f"{where}: class {name} has {len(own)} images; two are needed")
+        cut = min(len(own) - 1, max(1, len(own) * 5 // 6))
+        train += own[:cut]
+        test += own[cut:]
+    items = train + test
+    return [each for each, _ in items], np.array([label for _, label in items]), tuple(names), len(train)
 
 
 def find_tiny(root: Path) -> list[Path]:
@@ -92,7 +102,7 @@ def find_tiny(root: Path) -> list[Path]:
     return places if all(place.exists() for place in places) else []
 
 
-def read_tiny(places: list[Path], **_: str) -> Raw:
+def read_tiny(places: list[Path]) -> Raw:
     """The official validation set is for testing."""
     annotations, training, validation = places
     train = sorted(training.glob("*/images/*"))
@@ -110,9 +120,3 @@ def read_tiny(places: list[Path], **_: str) -> Raw:
     return Raw(
         train + [path for path, _ in test], y, tuple(names), len(train), 3, notes=fewer("tinyimagenet", len(y), 110_000)
     )
-
-
-def _cut(count: int, name: str, where: Path) -> int:
-    if count < 2:
-        raise UserError(f"{where}: class {name} has {count} images; two are needed")
-    return min(count - 1, max(1, count * 5 // 6))

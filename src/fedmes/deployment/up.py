@@ -27,7 +27,7 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
     config = config.with_({"engine.name": "flower"})
     if config.data.path is None:
         config = prepare(config).config
-        sites = {f"site{k}": {"benchmark": True, "client": k} for k in range(config.clients)}
+        sites = {f"site{k}": {"client": k} for k in range(config.clients)}
     else:
         config, sites = sites_of_own_data(config, Path(config.data.path))
     directory = (out or results.default_directory(config)).resolve()
