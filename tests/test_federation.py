@@ -127,7 +127,7 @@ def test_a_superlink_that_is_killed(federation, sites, tmp_path):
     run, want = asked(tmp_path, "fedweit", "second")
     federation.submit(**run)
     until_round(tmp_path / "out", 1)
-    federation.kill_superlink()
+    federation.supervisor.kill("superlink")
     assert federation.wait(timeout=LIMIT) == "lost"
     before = rounds_done(tmp_path / "out")
     assert before < 2  # or nothing was interrupted
@@ -144,7 +144,7 @@ def test_a_supernode_that_is_killed(federation, sites, tmp_path):
     until_round(tmp_path / "out", 1)
     starts, (_, before) = federation.supervisor.starts("site1"), checkpoint.latest(sites[1] / "third")
     assert (before["attended"], before["begun"]) == (1, 0)
-    federation.kill_site(1)
+    federation.supervisor.kill("site1")
     assert federation.wait(timeout=LIMIT) == "completed"
     got = results.load(tmp_path / "out")
     assert federation.supervisor.starts("site1") > starts

@@ -18,7 +18,7 @@ from fedmes import checkpoint, config, experiment, serving, sites
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
-from fedmes.preparing import prepare
+from fedmes.preparing import agreement, prepare
 
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "batch": 8, "model.name": "mlp",
@@ -288,7 +288,7 @@ OWN = {
 def test_real_sites_learn_what_a_simulation_learns(own, method, tmp_path):
     options = OWN | {"data.path": str(own), "method": method}
     want = loop(tmp_path / "loop", options | {"memory.policy": "ring"})
-    agreed = sites.agreement(config.load(None, options))
+    agreed = agreement(config.load(None, options))
     assert agreed.federation.classes == ["class0", "class1", "class2", "class3"]
     assert agreed.data.path is None and agreed.memory.policy == "ring"
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
@@ -306,7 +306,7 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, tmp_path):
 def test_tasks_arrive_when_they_arrive(own, tmp_path):
     """One site has a third task first; nobody told how many there would be."""
     options = OWN | {"data.path": str(own), "method": "fedmes", "tasks": 2}
-    agreed = sites.agreement(config.load(None, options)).with_({"tasks": 5})
+    agreed = agreement(config.load(None, options)).with_({"tasks": 5})
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     grid, out = inprocess.at_sites(folders), tmp_path / "server"
     serving.serve(grid, agreed, out)
@@ -323,7 +323,7 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
 
 def test_the_server_waits_for_new_tasks(own, tmp_path, monkeypatch):
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}
-    agreed = sites.agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 60.0})
+    agreed = agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 60.0})
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     grid = inprocess.at_sites(folders)
     asked = []
@@ -365,7 +365,7 @@ def test_the_server_waits_for_new_tasks(own, tmp_path, monkeypatch):
 )
 def test_a_site_that_does_not_fit_says_why(own, change, says, tmp_path, monkeypatch):
     monkeypatch.setattr("fedmes.engines.flower.GATHERING", 0.2)
-    agreed = sites.agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedmes"})).with_(change)
+    agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedmes"})).with_(change)
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     one = "sites" in str(change)  # the other site fits
     if one:
@@ -378,7 +378,7 @@ def test_a_site_that_does_not_fit_says_why(own, change, says, tmp_path, monkeypa
 
 
 def test_a_supernode_without_a_site(own, tmp_path):
-    agreed = sites.agreement(config.load(None, OWN | {"data.path": str(own)}))
+    agreed = agreement(config.load(None, OWN | {"data.path": str(own)}))
     with pytest.raises(UserError, match="started without"):
         sites.site_desk(agreed, 0, {})
     with pytest.raises(UserError, match="not the description of a site"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Row:
 def measure(model: str, seeds: int, device: str, precision: str, compiled: bool | str = "auto") -> Row:
     """One row; the two sequential ways are timed on the first seed's clients: their rate is the same for the others."""
     prepared = _prepared(model, seeds, device, precision, compiled)
-    first = Prepared(prepared.config, prepared.source, prepared.federations[:1], prepared.method, prepared.samples)
+    first = replace(prepared, federations=prepared.federations[:1])
     parts = (prepared.method, prepared.federations, prepared.samples)
     with numerics(prepared.config):
         plain = _plain_rate(first)  # before anything else: it is slower in a process where lanes have run

@@ -280,17 +280,22 @@ class Config(Section):
             _assign(content, key, value)
         return Config.model_validate(content)
 
+    @property
+    def method_name(self) -> str:
+        """A method's name; of one's own, `path/to/file.py:Name`, the class name."""
+        return self.method.rpartition(":")[2]
+
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(by_alias=True)
 
+    def options(self) -> dict[str, Any]:
+        """Every option by its dotted key."""
+        return dotted(self.as_dict())
+
     def asked(self) -> dict[str, Any]:
         """What somebody has set, a benchmark's defaults included; `auto` leaves a thing open."""
-        content = self.model_dump(by_alias=True, exclude_unset=True)
-        flat = {key: value for key, value in content.items() if not isinstance(value, dict)}
-        for section, values in content.items():
-            if isinstance(values, dict):
-                flat |= {f"{section}.{key}": value for key, value in values.items()}
-        return {key: value for key, value in flat.items() if value not in ("auto", None)}
+        content = dotted(self.model_dump(by_alias=True, exclude_unset=True))
+        return {key: value for key, value in content.items() if value not in ("auto", None)}
 
     def to_toml(self, versions: Mapping[str, str]) -> str:
         """The file `config.toml`: everything needed to run it again, and the versions that were used."""
@@ -312,6 +317,17 @@ SHORT = {
     for name, field in Config.model_fields.items()
     if name in ("model", "memory", "engine", "optim", "data") and isinstance(field.annotation, type)
 }
+
+
+def dotted(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections and what is in none as one dictionary, by dotted keys."""
+    options: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            options |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            options[key] = value
+    return options
 
 
 def load(path: Path | None, options: Mapping[str, Any]) -> Config:

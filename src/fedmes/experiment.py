@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +36,8 @@ def run(
     `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class."""
     given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
     options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
-    config = configuration.load(Path(config_file) if config_file else None, _dotted(options))
+    asked = configuration.dotted({name: value for name, value in options.items() if value is not None})
+    config = configuration.load(Path(config_file) if config_file else None, asked)
     directory = Path(out) if out else None
     if resume:
         config = as_stored(config, directory)
@@ -85,16 +86,6 @@ def as_stored(config: Config, directory: Path | None) -> Config:
     if differing := results.contradictions(stored, config):
         raise UserError(f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})")
     return configuration.stored(stored, directory)
-
-
-def _dotted(options: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
-        elif value is not None:
-            flat[key] = value
-    return flat
 
 
 def execute(

@@ -61,12 +61,15 @@ class Samples:
 class Site:
     """A client's data as its method meets it, in the numbering of its plan."""
 
-    def __init__(self, index: int, federation: Federation, samples: Samples, config: Config) -> None:
-        self.plan = federation.plans[index]
+    def __init__(
+        self, column: int, federation: Federation, samples: Samples, config: Config, client: int | None = None
+    ) -> None:
+        """`client`: its number, where the federation at hand is not the whole one."""
+        self.plan = federation.plans[column]
         self.scale = samples.scale(federation.normalisation)
         self.samples = samples
         self.config = config
-        self.index = torch.tensor(index, device=samples.device)
+        self.index = torch.tensor(column if client is None else client, device=samples.device)
         self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def _mean(values: Floats, axis: int | tuple[int, ...] | None = None) -> Any:
+def mean(values: Floats, axis: int | tuple[int, ...] | None = None) -> Any:
     """The mean of what is there; NaN where nothing is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -24,7 +24,7 @@ def _mean(values: Floats, axis: int | tuple[int, ...] | None = None) -> Any:
 
 def accuracy_after(acc: Floats) -> Floats:
     """A[..., t]: the mean accuracy over the tasks so far."""
-    return np.asarray(_mean(acc, axis=-1))
+    return np.asarray(mean(acc, axis=-1))
 
 
 def forgetting_after(acc: Floats) -> Floats:
@@ -35,7 +35,7 @@ def forgetting_after(acc: Floats) -> Floats:
     best = np.where(np.isnan(acc[..., 0, :]), -np.inf, acc[..., 0, :])
     for t in range(1, tasks):
         earlier = np.where(np.isfinite(best[..., :t]), best[..., :t], np.nan)
-        f[..., t] = _mean(earlier - acc[..., t, :t], axis=-1)
+        f[..., t] = mean(earlier - acc[..., t, :t], axis=-1)
         best = np.fmax(best, acc[..., t, :])
     return f
 
@@ -53,18 +53,18 @@ def summary(acc: Floats) -> dict[str, Any]:
     """The numbers of `result.json` for one kind of score."""
     a, f = accuracy_after(acc), forgetting_after(acc)
     per_seed = {
-        "acc_all": _mean(a, axis=(1, 2)),
-        "fr": _mean(f[..., 1:], axis=(1, 2)),
-        "acc_final": _mean(_last(a), axis=1),
-        "fr_final": _mean(_last(f[..., 1:]), axis=1),
+        "acc_all": mean(a, axis=(1, 2)),
+        "fr": mean(f[..., 1:], axis=(1, 2)),
+        "acc_final": mean(_last(a), axis=1),
+        "fr_final": mean(_last(f[..., 1:]), axis=1),
     }
     numbers: dict[str, Any] = {
-        name: {"mean": _plain(_mean(values)), "std": _plain(_mean((values - _mean(values)) ** 2) ** 0.5)}
+        name: {"mean": _plain(mean(values)), "std": _plain(mean((values - mean(values)) ** 2) ** 0.5)}
         for name, values in per_seed.items()
     }
-    numbers["acc_task"] = [_plain(v) for v in _mean(_mean(a, axis=1), axis=0)]
-    numbers["fr_task"] = [_plain(v) for v in _mean(_mean(f, axis=1), axis=0)]
-    numbers["acc_client"] = [_plain(v) for v in _mean(_mean(a, axis=2), axis=0)]
+    numbers["acc_task"] = [_plain(v) for v in mean(mean(a, axis=1), axis=0)]
+    numbers["fr_task"] = [_plain(v) for v in mean(mean(f, axis=1), axis=0)]
+    numbers["acc_client"] = [_plain(v) for v in mean(mean(a, axis=2), axis=0)]
     return numbers
 
 
@@ -73,7 +73,7 @@ def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:
     tasks = acc.shape[-1]
     last = np.stack([_last(acc[..., i]) for i in range(tasks)], axis=-1)
     fresh = np.diagonal(acc, axis1=-2, axis2=-1)
-    return [float(_mean(fresh[..., i])) for i in range(tasks)], [float(_mean(last[..., i])) for i in range(tasks)]
+    return [float(mean(fresh[..., i])) for i in range(tasks)], [float(mean(last[..., i])) for i in range(tasks)]
 
 
 def _plain(value: Any) -> float | None:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedmes.errors import UserError
-
-Tensors = dict[str, Tensor]
+from fedmes.functional import Tensors
 
 DROPOUT_OFF = -1  # a key that drops nothing, for calls that are mapped over batches with and without dropout
 

@@ -40,16 +40,16 @@ class Prepared:
 
 def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
     """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
-    given = given or {}  # a model or method of one's own
-    if "method" not in given:
-        plugins.resolve("method", config.method, METHODS)  # a wrong name is said before data is read
+    given = dict(given or {})  # a model or method of one's own
+    if "method" not in given:  # a wrong name is said before data is read
+        given["method"] = plugins.resolve("method", config.method, METHODS)
     device = pick_device(config.device)
     source = open_source(config)
     streams = open_streams(config, source)
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
     classes = (*source.earlier, len(source.dataset.class_names))
-    config, method, initial = blueprint(config, source.dataset.shape, classes, given)
+    config, method, initial = _blueprint(config, source.dataset.shape, classes, given)
     if method.store == "all":
         config = _keep_all(config, streams)
     capacities = [0] * config.clients if method.store == "none" else config.capacities()
@@ -78,7 +78,7 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     if config.memory.policy == "fifo" and config.memory.per_task is None:
         raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
     source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
-    config, method, initial = blueprint(config, source.dataset.shape, (len(agreed.classes),))
+    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),))
     normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
     federations = []
     for seed, params in zip(config.seeds, initial, strict=True):
@@ -92,7 +92,7 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     return Prepared(config, source, federations, method, samples)
 
 
-def blueprint(
+def _blueprint(
     config: Config,
     shape: tuple[int, ...],
     classes: tuple[int, ...],
@@ -114,10 +114,32 @@ def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
     """A configuration that real sites agree on with nothing left open, its method, and what it begins with."""
     agreed = config.federation
     shape = tuple(agreed.shape)
-    name = model_for(shape) if config.model.name == "auto" else config.model.name
     device = pick_device(config.device).type
-    config = config.with_({"clients": len(agreed.sites), "model.name": name, "device": device})
-    return blueprint(config, shape, (len(agreed.classes),))
+    config = config.with_({"clients": len(agreed.sites), "model.name": _model(config, shape), "device": device})
+    return _blueprint(config, shape, (len(agreed.classes),))
+
+
+def agreement(config: Config) -> Config:
+    """The configuration under which clients of own data become real sites: what they must agree on is read off the
+    data, of which the server then needs nothing more. How many tasks will come need not be known."""
+    source = open_source(config)
+    stream = source.stream(config.seeds[0])
+    normalisation = source.normalisation(stream)
+    agreed: dict[str, Any] = {
+        "federation.sites": [client.name for client in stream.clients],
+        "federation.classes": list(source.dataset.class_names),
+        "federation.shape": list(source.dataset.shape),
+        "clients": len(stream.clients),
+        "tasks": stream.tasks,
+        "engine.name": "flower",
+    }
+    if normalisation is not None:
+        agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
+    if "memory.policy" not in config.asked() and config.memory.per_task is None:
+        agreed["memory.policy"] = "ring"
+    content = config.with_(agreed).as_dict()
+    content["data"].pop("path")
+    return Config.model_validate(content)
 
 
 def open_source(config: Config) -> Source:
@@ -151,12 +173,14 @@ def _settle(config: Config, source: Source, clients: int, tasks: int, device: st
             asked = getattr(config, name)
             if name in config.model_fields_set and asked != found:
                 raise UserError(f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out")
-    model = model_for(source.dataset.shape) if config.model.name == "auto" else config.model.name
+    model = _model(config, source.dataset.shape)
     return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
 
 
-def model_for(shape: tuple[int, ...]) -> str:
-    """What `auto` means."""
+def _model(config: Config, shape: tuple[int, ...]) -> str:
+    """The network by name: what was asked for, or what suits the data."""
+    if config.model.name != "auto":
+        return config.model.name
     return "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
 
 

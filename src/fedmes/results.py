@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -179,12 +179,7 @@ def default_directory(config: Config) -> Path:
     content = config.as_dict()
     content["engine"].pop("stack")  # what fits in memory at the moment is no part of what is run
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-    return Path("runs") / f"{config.benchmark}-{file_name(config.method)}-{digest}"
-
-
-def file_name(method: str) -> str:
-    """A method as a part of a path: its name, or the class name of one's own."""
-    return method.rpartition(":")[2]
+    return Path("runs") / f"{config.benchmark}-{config.method_name}-{digest}"
 
 
 def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
@@ -232,7 +227,7 @@ def _comparable(config: Config) -> dict[str, Any]:
 
 
 def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    flat_stored, flat_new = dict(_flat(stored)), dict(_flat(new))
+    flat_stored, flat_new = configuration.dotted(stored), configuration.dotted(new)
     keys = sorted(flat_stored.keys() | flat_new.keys())
     return [
         f"{key}: {flat_stored.get(key)} there, {flat_new.get(key)} here"
@@ -243,15 +238,7 @@ def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:
     """Where what was asked for differs from a stored configuration; what was left open does not."""
-    asked, there = config.asked(), dict(_flat(stored))
+    asked, there = config.asked(), configuration.dotted(stored)
     return [
         f"{key}: {there.get(key)} there, {asked[key]} here" for key in sorted(asked) if there.get(key) != asked[key]
     ]
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

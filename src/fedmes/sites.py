@@ -8,7 +8,6 @@ at any moment; a message that comes twice changes nothing twice.
 from __future__ import annotations
 
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,11 +19,12 @@ import torch
 from fedmes import checkpoint, clientdir
 from fedmes.config import Config
 from fedmes.contract import Method
+from fedmes.deployment import site as folders
 from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
 from fedmes.errors import UserError
 from fedmes.federation import Site
 from fedmes.functional import Tensors, broken, cast, pick, put
-from fedmes.preparing import Prepared, open_source, prepare, prepare_site
+from fedmes.preparing import Prepared, prepare, prepare_site
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
     if "site" not in node:
         raise UserError("this SuperNode was started without --node-config 'site=\"FOLDER\"'")
     folder = Path(str(node["site"]))
-    about = read_site(folder)
+    about = folders.read(folder)
     name = str(about["name"])
     if "client" in about:
         prepared, k, scheduled = _prepared(config.model_dump_json(by_alias=True)), int(about["client"]), True
@@ -169,17 +169,6 @@ def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
         k, scheduled = config.federation.sites.index(name), False
         prepared = prepare_site(config, name, Path(about["data"]))
     return name, _desk(prepared, s, k, folder / config.federation.name, scheduled)
-
-
-def read_site(folder: Path) -> dict[str, Any]:
-    path = folder / "site.toml"
-    try:
-        about = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not the description of a site ({error}); see fedmes site init") from None
-    if not isinstance(about.get("name"), str) or not ("client" in about or isinstance(about.get("data"), str)):
-        raise UserError(f"{path}: a site needs a name and data; see fedmes site init")
-    return about
 
 
 @lru_cache(maxsize=1)
@@ -192,8 +181,7 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
     samples, config = prepared.samples, prepared.config
     federation = prepared.federations[s]
     column = k if scheduled else 0  # a site of its own knows no other clients
-    site = Site(column, federation, samples, config)
-    site.index = torch.tensor(k)
+    site = Site(column, federation, samples, config, client=k)
     initial = cast(federation.initial, samples.device, samples.dtype)
     dataset = prepared.source.dataset
 
@@ -201,26 +189,3 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
         clientdir.save_client(directory, config, dataset, federation.normalisation, site.plan, ready, position=position)
 
     return Desk(directory, prepared.method, initial, site, save, scheduled=scheduled)
-
-
-def agreement(config: Config) -> Config:
-    """The configuration under which clients of own data become real sites: what they must agree on is read off the
-    data, of which the server then needs nothing more. How many tasks will come need not be known."""
-    source = open_source(config)
-    stream = source.stream(config.seeds[0])
-    normalisation = source.normalisation(stream)
-    agreed: dict[str, Any] = {
-        "federation.sites": [client.name for client in stream.clients],
-        "federation.classes": list(source.dataset.class_names),
-        "federation.shape": list(source.dataset.shape),
-        "clients": len(stream.clients),
-        "tasks": stream.tasks,
-        "engine.name": "flower",
-    }
-    if normalisation is not None:
-        agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
-    if "memory.policy" not in config.asked() and config.memory.per_task is None:
-        agreed["memory.policy"] = "ring"
-    content = config.with_(agreed).as_dict()
-    content["data"].pop("path")
-    return Config.model_validate(content)

@@ -16,12 +16,13 @@ from fedmes.results import Result
 if TYPE_CHECKING:
     from fedmes.bench import Row
     from fedmes.predict import Opinion, Prediction
+    from fedmes.report.gather import Run
 
 SCORES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
 NUMBERS = {"acc_all": "Acc_ALL", "fr": "FR", "acc_final": "final acc", "fr_final": "final FR"}
 
 
-def variants(result: Result) -> dict[str, tuple[str, dict[str, Any]]]:
+def variants(result: Result | Run) -> dict[str, tuple[str, dict[str, Any]]]:
     """The ways this run predicts: accuracy suffix -> (name, metrics)."""
     if result.metrics_nolip is None:
         return {"": ("network", result.metrics)}

@@ -50,28 +50,23 @@ def train(
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    book, done = Book(config), 0
+    book = Book(config)
     found = checkpoint.latest(directory) if resume else None
     if found is None:
         checkpoint.clear(directory)
         if state is not None:
             checkpoint.save(directory, int(state[1]["rounds_done"]), *state)
-    if (found := found or state) is not None:
-        try:
-            _check(found, config, total)
-            engine.restore(found[0])
-            book.restore(*found)
-            done = int(found[1]["rounds_done"])
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
+    done = _restored(engine, book, found or state, directory, total)
+
+    schedule = checkpoint.Schedule(config.checkpoint.every, done)
 
     def save(rounds_done: int) -> None:
         arrays, about = book.save()
         checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about | {"rounds_done": rounds_done})
         schedule.saved(rounds_done)
 
-    schedule, before, seconds = checkpoint.Schedule(config.checkpoint.every, done), book.seconds["total"], book.seconds
-    compiled, g = seconds["compile"], done
+    seconds, g = book.seconds, done
+    before, compiled = seconds["total"], seconds["compile"]
     while g != total and more():
         start = time.perf_counter()
         rows = engine.round(g)
@@ -99,6 +94,19 @@ def train(
 def to_go_on_from(config: Config) -> bool:
     """Is the last state kept when a run is over?"""
     return config.output.models == "all" and config.checkpoint.every != "never"
+
+
+def _restored(engine: Engine, book: Book, state: State | None, directory: Path, total: int | None) -> int:
+    """How many rounds are done, where the engine and the book now stand."""
+    if state is None:
+        return 0
+    try:
+        _check(state, book.config, total)
+        engine.restore(state[0])
+        book.restore(*state)
+        return int(state[1]["rounds_done"])
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
 
 
 def _check(state: State, config: Config, total: int | None) -> None:

@@ -115,7 +115,7 @@ def compare(
     directory = out or results.default_directory(config.with_({"method": "compare"}))
     found = []
     for one in prepared:
-        place = directory / results.file_name(one.config.method)
+        place = directory / one.config.method_name
         finished = results.finished(place, one.config)
         found.append(results.load(place) if finished else train(one, place, quiet, resume=True))
     if quiet:

@@ -141,6 +141,7 @@ class Federation:
         arguments = site.supernode_arguments(
             self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority, self._site_ports[k]
         )
+        # One that is killed is started again until the SuperLink accepts it, within a minute.
         self._keep(f"site{k}", [script("flower-supernode"), *arguments], restart=True)
 
     def submit(self, **run_config: str | int | float | bool) -> None:
@@ -174,14 +175,6 @@ class Federation:
     def run(self, timeout: float | None = None, **run_config: str | int | float | bool) -> str:
         self.submit(**run_config)
         return self.wait(timeout)
-
-    def kill_site(self, k: int) -> None:
-        """kill -9 of a SuperNode. The supervisor starts it again until the SuperLink accepts it, within a minute."""
-        self.supervisor.kill(f"site{k}")
-
-    def kill_superlink(self) -> None:
-        """kill -9 of the SuperLink; the run on it is lost. `start_superlink` starts it again."""
-        self.supervisor.kill("superlink")
 
     def pids(self) -> list[int]:
         """Every process of this federation, grandchildren included."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,18 @@ def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
         replace_text(directory / "site.toml", "\n".join(lines) + "\n")
     except OSError as error:
         raise UserError(f"site: {directory} cannot be written ({error.strerror})") from None
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What `site.toml` says: a name, and where the data lies or which client of a benchmark it is."""
+    path = folder / "site.toml"
+    try:
+        about = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not the description of a site ({error}); see fedmes site init") from None
+    if not isinstance(about.get("name"), str) or not ("client" in about or isinstance(about.get("data"), str)):
+        raise UserError(f"{path}: a site needs a name and data; see fedmes site init")
+    return about
 
 
 def supernode_arguments(directory: Path, superlink: str, authority: Path | str, port: int) -> list[str]:

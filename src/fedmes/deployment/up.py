@@ -16,9 +16,8 @@ from fedmes.config import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
-from fedmes.preparing import prepare, sites_blueprint
+from fedmes.preparing import agreement, prepare, sites_blueprint
 from fedmes.results import Result
-from fedmes.sites import agreement
 
 
 def up(config: Config, out: Path | None, on_progress: Listener | None = None) -> Result:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import Grid
@@ -46,9 +46,7 @@ def _records(order: dict[str, Any], tensors: Tensors, privacy: dict[str, float] 
     return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({"json": json.dumps(order), **(privacy or {})})})
 
 
-def _array(t: Tensor) -> Any:
-    from flwr.app import Array
-
+def _array(t: Tensor) -> Array:
     return Array(t.detach().cpu().contiguous().numpy())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedmes import config as configuration
 from fedmes.config import Config
 from fedmes.errors import UserError
-from fedmes.report.gather import Group, Run, differing, flat, value_text
+from fedmes.report.gather import Group, Run, differing, value_text
 
 FLAGS = {
     "benchmark": "--benchmark", "data.path": "--data", "method": "--method", "model.name": "--model",
@@ -39,11 +39,11 @@ def command(run: Run) -> str:
 
 def _options(config: Config) -> dict[str, Any] | None:
     """Dotted keys whose values make this configuration; None where there are none that do."""
-    own = flat(config)
+    own = config.options()
     given = {"data.path": own["data.path"]} if own["data.path"] is not None else {"benchmark": config.benchmark}
     given["method"] = config.method
     try:
-        default = flat(configuration.load(None, given))
+        default = configuration.load(None, given).options()
         given |= {
             key: value
             for key, value in own.items()
@@ -52,7 +52,7 @@ def _options(config: Config) -> dict[str, Any] | None:
         again = configuration.load(None, given)
     except (UserError, ValueError):
         return None
-    return given if flat(again) == own else None
+    return given if again.options() == own else None
 
 
 def _toml(value: Any) -> str:
@@ -61,7 +61,7 @@ def _toml(value: Any) -> str:
 
 def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Options and versions in which runs differ: for each, the values and the runs that have them, the rarest first."""
-    own = [flat(run.config) for run in group.runs]
+    own = [run.config.options() for run in group.runs]
     found = {key: [value_text(each[key]) for each in own] for key in differing([run.config for run in group.runs])}
     for name in sorted({name for run in group.runs for name in run.versions}):
         found[f"{name} version"] = [run.versions.get(name, "-") for run in group.runs]
@@ -78,7 +78,7 @@ def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
 def common(group: Group) -> list[tuple[str, str]]:
     """The options and versions that all runs share."""
     apart = set(differing([run.config for run in group.runs]))
-    options = [(key, value_text(value)) for key, value in flat(group.config).items() if key not in apart]
+    options = [(key, value_text(value)) for key, value in group.config.options().items() if key not in apart]
     versions = [
         (f"{name} version", version)
         for name, version in sorted(group.runs[0].versions.items())

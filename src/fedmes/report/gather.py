@@ -40,7 +40,7 @@ class Run:
     @staticmethod
     def of(result: Result, label: str = "", directory: str = "", versions: Mapping[str, str] | None = None) -> Run:
         rounds = series.round_table(result)
-        return Run(label or method_name(result.config), replace(result, rounds=[]), rounds, directory, versions or {})
+        return Run(label or result.config.method_name, replace(result, rounds=[]), rounds, directory, versions or {})
 
     @property
     def config(self) -> Config:
@@ -154,14 +154,12 @@ def _open(directory: Path) -> Run:
 
 
 def _check(run: Run, content: Mapping[str, Any]) -> None:
+    """What `results.load` leaves open: whether the files agree, and whether accuracies are such."""
     result, config = run.result, run.config
-    shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
     names = set(result.accuracy)
     if names not in ({"acc", "acc_masked"}, {"acc", "acc_masked", "acc_nolip", "acc_masked_nolip"}):
         raise UserError(f"accuracy.npz holds {', '.join(sorted(names)) or 'nothing'}")
     for name, values in result.accuracy.items():
-        if values.shape != shape or values.dtype.kind != "f":
-            raise UserError(f"accuracy.npz: {name} is {values.dtype} {values.shape}, not floats {shape}")
         if bool(np.any((values < 0) | (values > 1))):
             raise UserError(f"accuracy.npz: {name} has values that are no accuracies")
     for name in ("method", "benchmark", "seeds", "clients", "tasks"):
@@ -171,12 +169,8 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
         if not _equal(content.get(name), found):
             raise UserError(f"result.json and accuracy.npz disagree on {name}")
     share = 0.0 if result.memory_share is None else result.memory_share  # real sites do not tell
-    numbers = [*result.communication.values(), *result.seconds.values(), share, result.parameters]
-    wanted = {"up_bytes", "down_bytes", "train", "eval", "compile", "total", "communication_modelled"}
-    if not wanted <= {*result.communication, *result.seconds} or not all(math.isfinite(n) for n in numbers):
+    if not all(math.isfinite(number) for number in (*result.seconds.values(), share)):
         raise UserError("result.json: communication or seconds are not whole")
-    if not isinstance(result.split_sha256, str | None) or not all(isinstance(note, str) for note in result.notes):
-        raise UserError("result.json: split_sha256 or notes are no text")
     if not series.fits(config, run.rounds):
         raise UserError("rounds.csv: a row of a seed, task, round or client that this run does not have")
 
@@ -203,9 +197,9 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
     labels = []
     for run in runs:
         apart = differing([other.config for other in runs if other.config.method == run.config.method])
-        own = flat(run.config)
+        own = run.config.options()
         parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if not key.startswith(HOW)]
-        labels.append(" ".join([method_name(run.config), *parts[:3]]))
+        labels.append(" ".join([run.config.method_name, *parts[:3]]))
     times = Counter(labels)
     named = [
         replace(run, label=label if times[label] == 1 else f"{label} [{run.directory}]")
@@ -224,36 +218,20 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """By method: runs that differ in their memory alone, from small to large."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {key: value for key, value in flat(run.config).items() if not key.startswith(("memory.", *HOW))}
+        rest = {key: value for key, value in run.config.options().items() if not key.startswith(("memory.", *HOW))}
         alike.setdefault(json.dumps(rest), []).append(run)
     found: dict[str, list[Run]] = {}
     for members in alike.values():
         if len({json.dumps(run.config.memory.size) for run in members}) > 1:
-            name = method_name(members[0].config)
+            name = members[0].config.method_name
             name = name if name not in found else members[0].label
             found[name] = sorted(members, key=lambda run: series.memory_size(run.result))
     return found
 
 
-def method_name(config: Config) -> str:
-    """A method's name; of one's own, `path/to/file.py:Name`, the class name."""
-    return config.method.rpartition(":")[2]
-
-
-def flat(config: Config) -> dict[str, Any]:
-    """Every option by its dotted key."""
-    options: dict[str, Any] = {}
-    for key, value in config.as_dict().items():
-        if isinstance(value, dict):
-            options |= {f"{key}.{name}": inner for name, inner in value.items()}
-        else:
-            options[key] = value
-    return options
-
-
 def differing(configs: Iterable[Config]) -> list[str]:
     """The options that are not the same in all of these."""
-    flats = [flat(config) for config in configs]
+    flats = [config.options() for config in configs]
     return [key for key in flats[0] if any(other[key] != flats[0][key] for other in flats[1:])]
 
 

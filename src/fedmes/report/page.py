@@ -15,7 +15,8 @@ from fedmes.report.clients import Album, matrices
 from fedmes.report.content import group_content
 from fedmes.report.gather import Group, LeftOut
 from fedmes.report.markup import Html, el, join, said
-from fedmes.report.rows import SCORES, rows_of
+from fedmes.report.rows import rows_of
+from fedmes.report.series import SCORES
 from fedmes.report.verdict import Verdict, judge
 
 SCRIPTS = ("charts.js", "figures.js", "page.js")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmes.report.gather import Group, Run
-from fedmes.tables import NUMBERS
+from fedmes.report.series import SCORES
+from fedmes.tables import NUMBERS, variants
 
-SCORES = ("oblivious", "masked")
 LOWER_IS_BETTER = ("fr", "fr_final")
 
 
@@ -33,13 +33,7 @@ class Row:
 
 def rows_of(group: Group) -> list[Row]:
     """By oblivious Acc_ALL, the best first; what has none comes last."""
-    rows = []
-    for run in group.runs:
-        if run.metrics_nolip is None:
-            rows.append(Row(run, "", "network", run.metrics))
-        else:
-            rows.append(Row(run, "", "network + memory", run.metrics))
-            rows.append(Row(run, "_nolip", "network alone", run.metrics_nolip))
+    rows = [Row(run, suffix, *about) for run in group.runs for suffix, about in variants(run).items()]
     return sorted(rows, key=lambda row: _high_first(row.value("oblivious", "acc_all")[0]))
 
 
@@ -115,7 +109,7 @@ def _latex_table(group: Group) -> str:
                     number = rf"\mathbf{{{text}}}" if wins else text
                     spread = rf" \pm {three(std)}" if len(group.seeds) > 1 else ""
                     cells.append(f"${number}{spread}$")
-        lines.append(f"{_latex_text(row.label)} & {' & '.join(cells)} \\\\")
+        lines.append(f"{latex_text(row.label)} & {' & '.join(cells)} \\\\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -125,7 +119,7 @@ LATEX = {
 }  # fmt: skip
 
 
-def _latex_text(text: str) -> str:
+def latex_text(text: str) -> str:
     return "".join(LATEX.get(char, char) for char in text)
 
 

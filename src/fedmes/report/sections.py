@@ -8,7 +8,8 @@ from typing import Any
 from fedmes.report import commands, series
 from fedmes.report.gather import Group, LeftOut, count
 from fedmes.report.markup import Html, el, folded, join, said, scroll
-from fedmes.report.rows import LOWER_IS_BETTER, SCORES, Row, best, three
+from fedmes.report.rows import LOWER_IS_BETTER, Row, best, three
+from fedmes.report.series import SCORES
 from fedmes.report.verdict import Verdict, facts
 from fedmes.tables import NUMBERS
 

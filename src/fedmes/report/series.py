@@ -5,14 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmes import metrics
 from fedmes.config import Config
-from fedmes.metrics import Floats
+from fedmes.metrics import Floats, mean
 from fedmes.results import Result
 
 Rounds = Mapping[str, Floats]
@@ -34,11 +33,11 @@ class Curve:
 
 
 def accuracy_by_task(result: Result, score: str) -> Curve:
-    return _over_seeds(_mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 1))
+    return _over_seeds(mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 1))
 
 
 def forgetting_by_task(result: Result, score: str) -> Curve:
-    return _over_seeds(_mean(metrics.forgetting_after(result.accuracy[SCORES[score]]), 1))
+    return _over_seeds(mean(metrics.forgetting_after(result.accuracy[SCORES[score]]), 1))
 
 
 def vote_by_task(result: Result, score: str) -> Curve | None:
@@ -47,27 +46,27 @@ def vote_by_task(result: Result, score: str) -> Curve | None:
     if f"{name}_nolip" not in result.accuracy:
         return None
     voted = metrics.accuracy_after(result.accuracy[name])
-    return _over_seeds(_mean(voted, 1) - _mean(metrics.accuracy_after(result.accuracy[f"{name}_nolip"]), 1))
+    return _over_seeds(mean(voted, 1) - mean(metrics.accuracy_after(result.accuracy[f"{name}_nolip"]), 1))
 
 
 def seed_values(result: Result, score: str, suffix: str = "") -> Floats:
     """Acc_ALL of each seed."""
-    return np.asarray(_mean(metrics.accuracy_after(result.accuracy[SCORES[score] + suffix]), (1, 2)))
+    return np.asarray(mean(metrics.accuracy_after(result.accuracy[SCORES[score] + suffix]), (1, 2)))
 
 
 def client_curves(result: Result, score: str) -> Floats:
     """A[k, t], the mean over seeds."""
-    return np.asarray(_mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 0))
+    return np.asarray(mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 0))
 
 
 def client_ranges(result: Result, score: str) -> tuple[Floats, Floats, Floats]:
     """Acc_Client[k], and the lowest and highest A[k, t] over the tasks."""
     after = metrics.accuracy_after(result.accuracy[SCORES[score]])
-    curves = np.asarray(_mean(after, 0))
+    curves = np.asarray(mean(after, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = np.nanmin(curves, axis=1), np.nanmax(curves, axis=1)
-    return np.asarray(_mean(_mean(after, 2), 0)), low, high
+    return np.asarray(mean(mean(after, 2), 0)), low, high
 
 
 def five_numbers(result: Result, score: str) -> Floats:
@@ -80,7 +79,7 @@ def five_numbers(result: Result, score: str) -> Floats:
 def matrix(result: Result, name: str, client: int, seed: int | None = None) -> Floats:
     """acc[t, i] of a client: of one seed (by its place), or the mean over seeds."""
     values = result.accuracy[name][:, client]
-    return np.asarray(_mean(values, 0) if seed is None else values[seed])
+    return np.asarray(mean(values, 0) if seed is None else values[seed])
 
 
 def round_table(result: Result) -> dict[str, Floats]:
@@ -106,7 +105,7 @@ def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
     cells = np.full((len(config.seeds), config.clients, config.tasks * config.rounds), np.nan)
     seed, step = _places(config, rounds)
     cells[seed, rounds["client"].astype(int), step] = rounds[name]
-    return None if np.isnan(cells).all() else _over_seeds(_mean(cells, 1))
+    return None if np.isnan(cells).all() else _over_seeds(mean(cells, 1))
 
 
 def wall_clock(result: Result, rounds: Rounds) -> tuple[float, float]:
@@ -133,12 +132,5 @@ def _places(config: Config, rounds: Rounds) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _over_seeds(per_seed: Floats) -> Curve:
-    mean = _mean(per_seed, 0)
-    return Curve(np.asarray(mean), np.asarray(np.sqrt(_mean((per_seed - mean) ** 2, 0))))
-
-
-def _mean(values: Floats, axis: int | tuple[int, ...]) -> Any:
-    """The mean of what is there; NaN where nothing is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nanmean(values, axis=axis)
+    middle = mean(per_seed, 0)
+    return Curve(np.asarray(middle), np.asarray(np.sqrt(mean((per_seed - middle) ** 2, 0))))

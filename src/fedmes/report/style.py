@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmes.report.gather import Run, method_name
+from fedmes.report.gather import Run
 
 #         blue       orange     green      violet     grey       sky        gold       red
 LIGHT = ("#0a3a94", "#e07105", "#4c8a50", "#c865a4", "#554d55", "#3c93e9", "#7a5200", "#6b1418")
@@ -53,4 +53,4 @@ def looks(runs: Sequence[Run]) -> list[Look]:
 
 def method_look(run: Run) -> Look:
     """The look of a run's method, whatever its settings."""
-    return KNOWN.get(method_name(run.config), Look(0, 0, 0))
+    return KNOWN.get(run.config.method_name, Look(0, 0, 0))

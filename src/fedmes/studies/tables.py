@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedmes.report.rows import _latex_text as latex_text
+from fedmes.report.rows import latex_text
 from fedmes.studies.paper import Printed
 
 

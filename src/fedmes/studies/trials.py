@@ -17,7 +17,7 @@ from fedmes.config import Config
 from fedmes.errors import UserError, unknown
 from fedmes.methods import METHODS
 from fedmes.report.gather import HOW as COMPUTED
-from fedmes.report.gather import Run, flat
+from fedmes.report.gather import Run
 from fedmes.studies.declared import STUDIES, Line, Study
 
 HOW = (*COMPUTED, "checkpoint.")  # says how a run is computed, and is no part of what it is
@@ -126,16 +126,7 @@ def wanted(scope: Scope) -> list[Trial]:
 def _agreed(content: Mapping[str, Any], method: str) -> dict[str, Any]:
     """What `protocol.toml` says of a benchmark: options of all methods, and under `methods` of single ones."""
     everybody = {key: value for key, value in content.items() if key != "methods"}
-    return _dotted(everybody) | _dotted(content.get("methods", {}).get(method, {}))
-
-
-def _dotted(content: Mapping[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for key, value in content.items():
-        options |= (
-            {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
-        )
-    return options
+    return configuration.dotted(everybody) | configuration.dotted(content.get("methods", {}).get(method, {}))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -173,10 +164,10 @@ def seeds_name(seeds: Sequence[int]) -> str:
 
 def run_name(config: Config) -> str:
     """The method, and every option that is not the benchmark's default: equal runs have equal names."""
-    default = flat(configuration.load(None, {"benchmark": config.benchmark}))
+    default = configuration.load(None, {"benchmark": config.benchmark}).options()
     apart = [
         f"{'memory' if key == 'memory.size' else key.rpartition('.')[2]}-{_value(value)}"
-        for key, value in flat(config).items()
+        for key, value in config.options().items()
         if value != default[key] and key not in ("method", "clients", "seeds") and not key.startswith(HOW)
     ]
     return "-".join([config.method, *apart])
@@ -207,8 +198,8 @@ def look(trial: Trial) -> Outcome:
         result = results.load(trial.directory)
     except UserError as error:
         return Outcome(trial, None, str(error))
-    there = flat(result.config)
-    for key, value in flat(trial.config).items():
+    there = result.config.options()
+    for key, value in trial.config.options().items():
         settled = value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
         if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
             return Outcome(trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}")
