@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+import fedmes
+
 torch.set_num_threads(1)
 
 
@@ -32,3 +34,22 @@ def own_npz(tmp_path):
         split=np.array([row[2] for row in rows]),
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory):
+    """FedMeS on the digits, with two clients, three tasks and memories of twelve: to be read, not to be changed."""
+    sizes = {"clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": 12, "model": {"width": 12}}
+    out = tmp_path_factory.mktemp("run") / "out"
+    fedmes.run(**sizes, optim={"lr": 0.02}, out=out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def trained_runs(tmp_path_factory):
+    """Two methods really trained, with two seeds, in one folder: to be read, not to be changed."""
+    sizes = {"clients": 3, "tasks": 3, "rounds": 2, "epochs": 1, "memory": 12, "model": {"name": "mlp", "width": 8}}
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "fedmes"):
+        fedmes.run(**sizes, seeds=[0, 4], method=method, out=folder / method)
+    return folder

@@ -1,4 +1,4 @@
-"""A method of one's own, outside the package: by path or as an entry point of an installed one; in both engines."""
+"""Methods and models of one's own, outside the package: by path, or as an entry point of an installed one."""
 
 import sys
 
@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import fedmes
-from fedmes import plugins
+from fedmes import models, plugins
 from fedmes.commands.showing import list_names
 from fedmes.errors import UserError
+from fedmes.models import MODELS
+from fedmes.net import Net
 
 # Keeps a slow average of its models beside the trained one, and predicts with that.
 METHOD = """
@@ -81,3 +83,115 @@ def test_installed_methods_are_listed_and_broken_ones_named(package, capsys):
         plugins.resolve("method", "broken", {})
     with pytest.raises(UserError, match="did you mean 'slow'"):
         plugins.resolve("method", "slwo", {})
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+MODEL = """
+from torch import nn
+
+NUMBER = 3
+
+class Tiny(nn.Module):
+    def __init__(self, shape, classes, width=4):
+        super().__init__()
+        self.body = nn.Linear(shape[0], width)
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x):
+        return self.body(x)
+
+def make(shape, classes):
+    return Tiny(shape, classes, width=9)
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    file = tmp_path / "tiny.py"
+    file.write_text(MODEL)
+    yield file
+    sys.modules.pop("fedmes_user_tiny", None)
+
+
+@pytest.mark.parametrize(("name", "options", "width"), [("Tiny", {}, 4), ("Tiny", {"width": 6}, 6), ("make", {}, 9)])
+def test_a_model_from_a_file(tiny, name, options, width):
+    reference = f"{tiny}:{name}"
+    module = models.build(plugins.resolve("model", reference, MODELS), reference, (5,), 2, 0, **options)
+    net = Net(module, (5,), 2)
+    assert net.parameter_count == 5 * width + width + 2 * width + 2
+
+
+def test_a_model_from_a_file_by_relative_path(tiny, monkeypatch):
+    monkeypatch.chdir(tiny.parent)
+    assert plugins.resolve("model", "tiny.py:Tiny", MODELS).__name__ == "Tiny"
+
+
+def test_files_of_one_name_are_told_apart(tiny, tmp_path):
+    (tmp_path / "sub").mkdir()
+    other = tmp_path / "sub" / "tiny.py"
+    other.write_text("def Tiny(shape, classes):\n    return 'other'\n")
+    assert plugins.resolve("model", f"{tiny}:Tiny", MODELS)((5,), 2).head.out_features == 2
+    assert plugins.resolve("model", f"{other}:Tiny", MODELS)((5,), 2) == "other"
+
+
+def test_an_edited_file_is_read_again(tiny):
+    plugins.resolve("model", f"{tiny}:Tiny", MODELS)
+    tiny.write_text("def Tiny(shape, classes):\n    return 'something else entirely, of another length'\n")
+    assert plugins.resolve("model", f"{tiny}:Tiny", MODELS)((5,), 2).startswith("something else")
+
+
+def test_built_in_names():
+    assert plugins.resolve("model", "cnn6", MODELS) is MODELS["cnn6"]
+
+
+def refused(name, kind="model"):
+    with pytest.raises(UserError) as error:
+        plugins.resolve(kind, str(name), MODELS)
+    return str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    assert f"there is no file {tmp_path / 'none.py'}" in refused(f"{tmp_path / 'none.py'}:Net")
+    (tmp_path / "folder.py").mkdir()
+    assert "there is no file" in refused(f"{tmp_path / 'folder.py'}:Net")
+
+
+@pytest.mark.parametrize("name", ["Missing", "NUMBER", ""])
+def test_a_name_that_is_not_there(tiny, name):
+    message = refused(f"{tiny}:{name}")
+    assert message == f"model '{tiny}:{name}': {tiny} defines no class or function {name}".strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("def (", "SyntaxError"),
+    ],
+)
+def test_a_file_that_fails_to_import(tmp_path, text, message):
+    file = tmp_path / "bad.py"
+    file.write_text(text + "\n")
+    answer = refused(f"{file}:Net")
+    assert f"importing {file} failed: {message}" in answer
+    assert "\n" not in answer
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cnn5", "unknown model 'cnn5'; did you mean 'cnn6'?"),
+        ("lineer", "unknown model 'lineer'; did you mean 'linear'?"),
+        ("MLPP", "unknown model 'MLPP'; known: cnn2, cnn6, linear, mlp"),
+        ("transformer", "unknown model 'transformer'; known: cnn2, cnn6, linear, mlp"),
+        ("notes.txt:Net", "unknown model 'notes.txt:Net'; known: cnn2, cnn6, linear, mlp"),
+        ("net.py", "unknown model 'net.py'; known: cnn2, cnn6, linear, mlp"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name, message):
+    known = {name: MODELS[name] for name in ("cnn2", "cnn6", "linear", "mlp")}
+    with pytest.raises(UserError) as error:
+        plugins.resolve("model", name, known)
+    assert str(error.value) == message

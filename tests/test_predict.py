@@ -1,21 +1,16 @@
-"""A client directory predicts what the engines predict; whatever is wrong with one is said in a line."""
+"""A client directory predicts what the engines predict, from arrays, pictures and files."""
 
 import json
 import os
-import shutil
 import stat
-import sys
-import zipfile
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 import fedmes
-from fedmes import cli, clientdir, config, picture
+from fedmes import clientdir, config, picture
 from fedmes.data import Dataset
 from fedmes.data import digits as digits_data
 from fedmes.errors import UserError
@@ -227,125 +222,11 @@ def test_own_code_is_imported_only_when_the_user_says_so(tmp_path):
         fedmes.load_client(directory)
 
 
-# --- directories that cannot be used --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def digits_run(tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "out"
-    fedmes.run(**TINY, out=out)
-    return out
-
-
-@pytest.fixture
-def directory(digits_run, tmp_path):
-    return shutil.copytree(digits_run / "seed0/client0", tmp_path / "client")
-
-
 def edit(directory, change):
     path = directory / "client.json"
     about = json.loads(path.read_text())
     change(about)
     path.write_text(json.dumps(about))
-
-
-def edit_memory(directory, **changes):
-    path = directory / "memory.npz"
-    with np.load(path) as file:
-        arrays = dict(file) | changes
-    np.savez(path, **{name: values for name, values in arrays.items() if values is not None})
-
-
-def edit_model(directory, change):
-    path = directory / "model.safetensors"
-    weights = load_file(path)
-    change(weights)
-    save_file(weights, path)
-
-
-@pytest.mark.parametrize("name", ["client.json", "model.safetensors", "memory.npz", "predictor.npz"])
-def test_a_missing_or_damaged_file_is_named(directory, name):
-    whole = (directory / name).read_bytes()
-    for content in (b"", whole[: len(whole) // 2], b"\xff" * 100, b"[" * 100_000):
-        (directory / name).write_bytes(content)
-        with pytest.raises(UserError, match=name):
-            fedmes.load_client(directory)
-    (directory / name).unlink()
-    with pytest.raises(UserError, match=f"holds no {name}"):
-        fedmes.load_client(directory)
-    with pytest.raises(UserError, match="no such client directory"):
-        fedmes.load_client(directory / "elsewhere")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda a: a.pop("format"), "format 1, needed is 2; it was written by another version"),
-        (lambda a: a.update(format=3), "format 3, needed is 2"),
-        (lambda a: a.pop("blocks"), "blocks: Field required"),
-        (lambda a: a.update(shape=[1, 8]), "shape"),
-        (lambda a: a.update(shape=[1, 10**6, 10**6]), "shape"),
-        (lambda a: a.update(shape=[1, 9, 9]), "shape|samples|values of"),
-        (lambda a: a["class_names"].append("another"), "values of head"),
-        (lambda a: a.update(class_names=["x"] * 10), "twice"),
-        (lambda a: a.update(seen=[10]), "class ids are below 10"),
-        (lambda a: a.update(position=5), "position"),
-        (lambda a: a.update(normalisation=None), "memory.npz.*needed is float32"),
-        (lambda a: a["normalisation"].update(std=[0.0]), "normalisation"),
-        (lambda a: a["normalisation"].update(mean=[0.0, 1.0]), "normalisation"),
-        (lambda a: a["config"].update(colour="red"), "colour: Extra inputs"),
-        (lambda a: a["config"]["model"].update(width=10**9), "values of body|would take"),
-        (lambda a: a["config"]["model"].update(width=10**12), "width"),
-        (lambda a: a["config"]["model"].update(name="cnn2"), "values of conv"),
-        (lambda a: a["config"].update(method="fedweit"), "do not fit together"),
-        (lambda a: a["config"].update(method="nonsense"), "not installed"),
-    ],
-)
-def test_a_description_that_does_not_fit(directory, change, words):
-    edit(directory, change)
-    with pytest.raises(UserError, match=words) as error:
-        fedmes.load_client(directory)
-    assert "\n" not in str(error.value)
-
-
-def test_weights_and_samples_that_do_not_fit(directory):
-    edit_model(directory, lambda w: w.update({"head.bias": torch.full((10,), torch.nan)}))
-    with pytest.raises(UserError, match=r"head.bias has values that are not finite"):
-        fedmes.load_client(directory)
-    edit_model(directory, lambda w: w.update({"head.bias": torch.zeros(10, dtype=torch.float64)}))
-    with pytest.raises(UserError, match=r"values of type torch.float32, torch.float64"):
-        fedmes.load_client(directory)
-    edit_model(directory, lambda w: w.pop("head.bias"))
-    with pytest.raises(UserError, match=r"no values of head.bias"):
-        fedmes.load_client(directory)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"x": np.zeros((12, 9, 9, 1), np.uint8)}, r"x is uint8 of shape \(12, 9, 9, 1\); needed"),
-        ({"x": np.zeros((12, 8, 8, 1), np.float32)}, "needed is uint8"),
-        ({"y": np.zeros(11, np.int64)}, "x is uint8"),
-        ({"y": np.full(12, 10)}, r"y has values outside 0\.\.9"),
-        ({"task": np.full(12, -1)}, "task has values outside"),
-        ({"y": None}, "there is no array y"),
-        ({"y": np.array(["a"] * 12, object)}, "y holds Python objects"),
-    ],
-)
-def test_a_memory_that_does_not_fit(directory, changes, words):
-    edit_memory(directory, **changes)
-    with pytest.raises(UserError, match=words):
-        fedmes.load_client(directory)
-
-
-def test_an_array_that_claims_to_be_huge_is_refused_before_it_is_made(directory):
-    count = 1 << 40
-    with zipfile.ZipFile(directory / "memory.npz", "w") as archive:
-        for name, size, kind in (("x", (count, 8, 8, 1), "|u1"), ("y", (count,), "<i8"), ("task", (count,), "<i8")):
-            with archive.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": size})
-    with pytest.raises(UserError, match=r"x says that it has [\d,]+ bytes, and has 0"):
-        fedmes.load_client(directory)
 
 
 # --- what can be given ----------------------------------------------------------------------------------------------
@@ -438,96 +319,3 @@ def test_a_picture_shows_the_image_and_its_neighbours(digits_run, tmp_path):
         frames = [tuple(drawn[top - 1, left + i * step]) for i in range(len(prediction.neighbours))]
         same = [n.label == prediction.label for n in prediction.neighbours]
         assert frames == [picture.SAME if is_same else picture.OTHER for is_same in same]
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """The program as it is started, in this process: (status, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedmes", "predict", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    for i, image in enumerate(digits_data.load().x[:30]):
-        Image.fromarray(image[..., 0]).save(folder / f"{i:02}.png")
-    return folder
-
-
-def test_command_for_few_images(command, digits_run, images, tmp_path):
-    (tmp_path / "bad.png").write_text("no picture")
-    client = digits_run / "seed0/client0"
-    few = [images / "00.png", tmp_path / "bad.png", images / "01.png"]
-    status, out, err = command(client, *few, "--show", "why.png")
-    assert status == 0
-    assert err == f"skipped: {tmp_path}/bad.png: not a picture, or of a kind that is not read\n"
-    said = fedmes.load_client(client).predict([images / "00.png", images / "01.png"])
-    lines = out.splitlines()
-    assert "network alone" in lines[0]
-    assert "memory alone" in lines[0]
-    for line, one in zip(lines[1:], said, strict=True):
-        assert f" {one.label} " in line
-        assert f"{one.probability:.3f}" in line
-        assert f"{one.neighbours[0].label} ({one.neighbours[0].distance:.3g})" in line
-    with Image.open(tmp_path / "why.png") as shown:
-        assert shown.format == "PNG"
-
-
-def test_command_as_json_has_everything(command, digits_run, images, tmp_path):
-    (tmp_path / "bad.png").write_text("no picture")
-    client = digits_run / "seed0/client0"
-    status, out, _ = command(client, images, tmp_path / "bad.png", "--json", "--task", "1")
-    content = json.loads(out)
-    assert status == 0
-    assert set(content) == {"client", "task", "images", "skipped"}
-    assert content["task"] == 1
-    assert content["client"] == fedmes.load_client(client).as_dict()
-    assert content["skipped"] == [
-        {"image": f"{tmp_path}/bad.png", "reason": "not a picture, or of a kind that is not read"}
-    ]
-    said = fedmes.load_client(client).predict(digits_data.load().x[:30], task=1)
-    assert [image.pop("image") for image in content["images"]] == [f"{images}/{i:02}.png" for i in range(30)]
-    assert content["images"] == [one.as_dict() for one in said]
-    assert set(content["images"][0]) == {
-        "label", "probability", "network", "memory", "neighbours", "probabilities"
-    }  # fmt: skip
-    assert set(content["images"][0]["neighbours"][0]) == {"index", "label", "task", "distance"}
-
-
-def test_command_sums_up_many_images(command, digits_run, images):
-    client = digits_run / "seed0/client0"
-    status, out, err = command(client, images)
-    assert (status, err) == (0, "")
-    said = fedmes.load_client(client).predict(digits_data.load().x[:30])
-    table = [line.split() for line in out.partition("\n\n")[0].splitlines()[1:]]
-    assert {label: int(count) for label, count, _ in table} == Counter(said.labels)
-    agree = (said.network.argmax(1) == said.memory.argmax(1)).sum()
-    assert f"network and memory agree about {agree} of 30" in out
-
-
-def test_command_with_nothing_to_say(command, digits_run, tmp_path):
-    client = digits_run / "seed0/client0"
-    (tmp_path / "bad.png").write_text("no picture")
-    (tmp_path / "empty").mkdir()
-    for arguments, words in (
-        ([client, tmp_path / "bad.png"], "error: no image could be read"),
-        ([client, tmp_path / "empty"], "no images there"),
-        ([client, tmp_path / "bad.png", "--show", "why.jpg"], "needed is the name of a .png file"),
-        ([client, tmp_path / "bad.png", "--show", "absent/why.png"], "cannot be written there"),
-        ([tmp_path, tmp_path / "bad.png"], "holds no client.json"),
-    ):
-        status, out, err = command(*arguments)
-        assert (status, out) == (2, "")
-        assert words in err
-        assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""Draws, and who gets which images of which task."""
+"""Who gets which images of which task, and when; and the file that says so."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmes import config, dealing, draws, streams
+from fedmes import config, streams
 from fedmes.benchmarks import open_benchmark
 from fedmes.errors import UserError
 from fedmes.streams import Stream
 
 SEEDS = range(20)
+
 
 SIZES = {
     "digits": {"benchmark": "split-digits"},
@@ -55,6 +56,7 @@ SIZES = {
     },
 }
 
+
 everywhere = pytest.mark.parametrize("size", SIZES)
 
 
@@ -86,15 +88,6 @@ def tasks_of(stream):
 
 def per_class(rows, labels):
     return Counter(labels[rows].tolist())
-
-
-def dealt(holders, frac, images=10, **options):
-    """Two classes of `images` training images each, in one block, held by all clients."""
-    train, test = np.repeat([0, 1], images), np.repeat([0, 1], 3)
-    return dealing.split(
-        train, test, [(0, 1)], seed=3, clients=holders, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
-        classes_min=2, classes_max=2, **options,
-    )  # fmt: skip
 
 
 # --- invariants ----------------------------------------------------------------------------------------------------
@@ -214,123 +207,6 @@ def test_everybody_takes_part_in_every_round(size):
     assert made.active.tolist() == np.ones_like(expected).tolist()
 
 
-# --- how images are dealt out ----------------------------------------------------------------------------------------
-
-
-def test_frac_as_a_share_of_a_class():
-    labels = source("digits").dataset.y[: source("digits").dataset.train_count]
-    pools = per_class(np.arange(len(labels)), labels)
-    split = open_benchmark(config.load(None, {"benchmark": "split-digits", "stream.frac": 0.1})).stream(0)
-    for _, task in tasks_of(split):
-        assert per_class(task.train, labels) == {c: round(0.1 * pools[c]) for c in task.classes}
-
-
-def test_frac_as_a_number_of_images():
-    labels = np.repeat(np.arange(15), 40)
-    for _, task in tasks_of(made(stream__frac=7)):
-        assert per_class(task.train, labels) == dict.fromkeys(task.classes, 7)
-
-
-def test_frac_one_is_the_whole_class_and_a_large_number_is_clipped_to_it():
-    labels = np.repeat(np.arange(15), 40)
-    for frac in (1.0, 1000):
-        for _, task in tasks_of(made(stream__frac=frac)):
-            assert task.train.tolist() == np.flatnonzero(np.isin(labels, task.classes)).tolist()
-
-
-def test_a_tiny_frac_gives_one_image():
-    assert all(len(task.train) == len(task.classes) for _, task in tasks_of(made(stream__frac=0.001)))
-
-
-def test_frac_holders_uses_every_image_once():
-    split, labels = made(stream__frac="holders"), np.repeat(np.arange(15), 40)
-    held_classes = {c for _, task in tasks_of(split) for c in task.classes}
-    rows = np.concatenate([task.train for _, task in tasks_of(split)])
-    assert sorted(rows.tolist()) == np.flatnonzero(np.isin(labels, list(held_classes))).tolist()
-    for label in held_classes:
-        shares = [int((labels[task.train] == label).sum()) for _, task in tasks_of(split) if label in task.classes]
-        assert max(shares) - min(shares) <= 1
-    assert split.notes == ()
-
-
-def test_holders_who_outnumber_the_images_get_one_each():
-    split = dealt(holders=5, frac="holders", images=3)
-    assert all(len(task.train) == 2 for _, task in tasks_of(split))
-    assert {row for _, task in tasks_of(split) for row in task.train.tolist()} == set(range(6))
-    assert [n for n in split.notes if n.startswith("class")] == [
-        f"class {c}: 2 of 5 clients hold images that others hold too" for c in (0, 1)
-    ]
-
-
-def test_overlap_begins_when_the_pool_is_used_up():
-    """Ten images, four for each: clients 0 and 1 have their own, client 2 shares two, client 3 shares all."""
-    split = dealt(holders=4, frac=0.4)
-    rows = [[r for r in client.tasks[0].train.tolist() if r < 10] for client in split.clients]
-    assert [len(set(own)) for own in rows] == [4, 4, 4, 4]
-    assert not set(rows[0]) & set(rows[1])
-    assert len(set(rows[2]) - set(rows[0]) - set(rows[1])) == 2
-    assert set(rows[0]) | set(rows[1]) | set(rows[2]) == set(range(10))
-    assert [n for n in split.notes if n.startswith("class")] == [
-        f"class {c}: 2 of 4 clients hold images that others hold too" for c in (0, 1)
-    ]
-
-
-def test_no_overlap_where_the_pool_is_just_enough():
-    split = dealt(holders=5, frac=0.2)
-    rows = [row for _, task in tasks_of(split) for row in task.train.tolist()]
-    assert sorted(rows) == list(range(20))
-    assert not any(note.startswith("class") for note in split.notes)
-
-
-def test_cap_keeps_a_part_of_what_a_client_has():
-    whole, capped = made(stream__frac=10), made(stream__frac=10, stream__cap=25)
-    sizes = [(len(a.train), len(b.train)) for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True)]
-    assert all(after == min(before, 25) for before, after in sizes)
-    assert {before for before, _ in sizes} >= {20, 50}
-    for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True):
-        assert set(b.train.tolist()) <= set(a.train.tolist())
-        assert len(set(b.train.tolist())) == len(b.train)
-        assert b.test.tolist() == a.test.tolist()
-
-
-def test_test_frac_keeps_the_same_part_of_a_class_for_everybody():
-    whole, part = made(), made(stream__test_frac=0.25)
-    labels = np.concatenate([np.repeat(np.arange(15), 40), np.repeat(np.arange(15), 10)])
-    kept = {}
-    for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(part), strict=True):
-        assert set(b.test.tolist()) <= set(a.test.tolist())
-        assert b.train.tolist() == a.train.tolist()
-        assert per_class(b.test, labels) == dict.fromkeys(b.classes, 3)  # a quarter of ten, rounded up
-        for label in b.classes:
-            rows = b.test[labels[b.test] == label].tolist()
-            assert kept.setdefault(label, rows) == rows
-
-
-@pytest.mark.parametrize("tasks", [1, 3])
-@pytest.mark.parametrize("seed", [0, 7])
-def test_fewer_tasks_are_the_first_of_the_same_order_with_the_same_shares(tasks, seed):
-    options = {"benchmark": "split-digits", "tasks": tasks, "stream.frac": 0.3, "stream.cap": 50}
-    whole = open_benchmark(config.load(None, options | {"tasks": 5})).stream(seed)
-    short = open_benchmark(config.load(None, options)).stream(seed)
-    cut = tuple(dataclasses.replace(client, tasks=client.tasks[:tasks]) for client in whole.clients)
-    expected = dataclasses.replace(
-        whole, clients=cut, position=whole.position[: 5 * tasks], active=whole.active[: 5 * tasks]
-    )
-    assert short.to_bytes() == expected.to_bytes()
-    assert short.classes == 10
-    assert short.tasks == tasks
-
-
-def test_more_tasks_than_the_benchmark_has():
-    with pytest.raises(UserError, match="split-digits has 5 tasks, 6 were asked for"):
-        open_benchmark(config.load(None, {"benchmark": "split-digits", "tasks": 6}))
-
-
-def test_method_model_and_training_options_do_not_change_the_split():
-    other = config.load(None, {"method": "fedavg", "model": "linear", "epochs": 1, "batch": 3, "memory": 7})
-    assert open_benchmark(other).stream(0).to_bytes() == stream("digits").to_bytes()
-
-
 def test_lockstep_leaves_those_without_a_task_idle():
     assert streams.schedule([3, 1, 2], 2, "lockstep", 0).tolist() == [
         [0, 0, 0], [0, 0, 0], [1, -1, 1], [1, -1, 1], [2, -1, -1], [2, -1, -1],
@@ -355,33 +231,6 @@ def test_staggered_clients_are_not_in_step():
     made = open_benchmark(config.load(None, {"stream.arrival": "staggered"})).stream(0)
     assert len({tuple(column) for column in made.position.T.tolist()}) == 10
     assert (made.active == (made.position >= 0)).all()
-
-
-@pytest.mark.parametrize("frac", ["holders", 0.1, 8])
-def test_dirichlet_shares_are_disjoint_unequal_and_as_many_in_all(frac):
-    even = dealt(6, frac, images=400)
-    total = sum(len(c.tasks[0].train) for c in even.clients)
-    spread = {}
-    for alpha in ("0.3", "100"):
-        made = dealt(6, frac, images=400, partition=f"dirichlet:{alpha}")
-        rows = np.concatenate([c.tasks[0].train for c in made.clients])
-        assert len(np.unique(rows)) == len(rows) == total
-        sizes = [sorted(per_class(c.tasks[0].train, np.repeat([0, 1], 400)).values()) for c in made.clients]
-        assert all(len(size) == 2 and size[0] >= 1 for size in sizes)
-        spread[alpha] = np.std([count for size in sizes for count in size])
-    assert spread["0.3"] > 2 * spread["100"]
-
-
-def test_dirichlet_draws_have_the_right_moments():
-    for shape in (0.3, 1.0, 4.0):
-        drawn = np.array([draws.gamma(shape, "moments", i) for i in range(4000)])
-        assert drawn.mean() == pytest.approx(shape, rel=0.08)
-        assert drawn.var() == pytest.approx(shape, rel=0.2)
-
-
-def test_fewer_images_than_holders_are_shared():
-    made = dealt(5, "holders", images=3, partition="dirichlet:0.5")
-    assert all(len(c.tasks[0].train) == 2 for c in made.clients)
 
 
 def test_assemble_lets_only_those_with_a_task_take_part():
@@ -424,7 +273,11 @@ def test_synthetic_images_are_the_same_for_every_seed_and_machine():
 # --- files -----------------------------------------------------------------------------------------------------------
 
 SPLIT_DIGITS = "090c8fd771477b7ff128aa0c9e4f45a9da6a7e7f7ed7910571f0c4ecc18c3216"
+
+
 SYNTHETIC = "73c9c4e27791f14915a41fb97d6e4c8d87528cc4e98103609e4d96ab58f94276"
+
+
 SYNTHETIC_IMAGES = "899f7806e97baca2cfc21761bc5d516f3f1552516c7b8f492faedcd8cdf6c55e"
 
 
@@ -512,71 +365,3 @@ def test_files_that_cannot_be_read(tmp_path):
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(UserError, match="cannot be read"):
             Stream.load(path)
-
-
-# --- draws -----------------------------------------------------------------------------------------------------------
-
-
-def splitmix(count, *key):
-    """The documented generator in Python's own whole numbers."""
-    state = int.from_bytes(hashlib.sha256(json.dumps(key).encode()).digest()[:8], "little")
-    word = (1 << 64) - 1
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) & word
-        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & word
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & word
-        yield ((z ^ (z >> 31)) >> 11) / 2**53
-
-
-def test_draws_are_frozen():
-    assert draws.uniforms(4, 0, "x").tolist() == [
-        0.8563250579864544, 0.12736625885655029, 0.5319438369435784, 0.6275247047695766,
-    ]  # fmt: skip
-    assert draws.permutation(8, 0, "x").tolist() == [1, 4, 6, 7, 2, 3, 5, 0]
-    assert draws.integer(2, 5, 0, "x") == 5
-    assert draws.seed62(0, "x") == 139345093145318652
-
-
-@given(st.integers(0, 60), st.integers(0, 2**32), st.text(max_size=8))
-@settings(deadline=None, max_examples=60, derandomize=True)
-def test_uniforms_are_splitmix64_of_the_key(count, seed, purpose):
-    assert draws.uniforms(count, seed, purpose).tolist() == list(splitmix(count, seed, purpose))
-
-
-@given(st.integers(0, 300), st.integers(0, 2**32), st.text(max_size=8))
-@settings(deadline=None, max_examples=60, derandomize=True)
-def test_a_permutation_is_one(n, seed, purpose):
-    order = draws.permutation(n, seed, purpose)
-    assert order.dtype == np.int64
-    assert sorted(order.tolist()) == list(range(n))
-
-
-def test_a_shape_is_the_same_numbers_in_rows():
-    assert draws.uniforms((2, 3), 5, "a").tolist() == draws.uniforms(6, 5, "a").reshape(2, 3).tolist()
-    assert draws.uniforms((2, 0), 5, "a").shape == (2, 0)
-
-
-def test_keys_are_told_apart():
-    keys = [(1, "a"), ("1", "a"), ("a", 1), (1, "a", 0), ("1a",), (11, ""), (1, 1, "")]
-    assert len({float(draws.uniforms(1, *key)[0]) for key in keys}) == len(keys)
-
-
-def test_integer_covers_both_ends_evenly():
-    counts = Counter(draws.integer(-1, 2, seed, "n") for seed in range(4000))
-    assert sorted(counts) == [-1, 0, 1, 2]
-    assert min(counts.values()) > 900
-    assert {draws.integer(3, 3, seed) for seed in range(50)} == {3}
-
-
-def test_permutations_are_even():
-    """All six orders of three things about equally often."""
-    counts = Counter(tuple(draws.permutation(3, seed, "p").tolist()) for seed in range(3000))
-    assert len(counts) == 6
-    assert 420 < min(counts.values()) <= max(counts.values()) < 580
-
-
-def test_seed62_leaves_room_for_counting():
-    seeds = [draws.seed62("s", i) for i in range(500)]
-    assert len(set(seeds)) == 500
-    assert 2**61 < max(seeds) < 2**62
-    assert min(seeds) >= 0

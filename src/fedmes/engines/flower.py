@@ -194,7 +194,8 @@ class FlowerEngine:
             self._meet()
             orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
             self.waiting = any(bool(facts.get("waiting")) for facts, _ in self._exchange(orders).values())
-            time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
+            if not self.waiting:
+                time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
         return self.waiting
 
     # -- messages

@@ -1,0 +1,102 @@
+"""`fedmes predict`: for a reader, as JSON, and when there is nothing to say."""
+
+import json
+import sys
+from collections import Counter
+
+import pytest
+from PIL import Image
+
+import fedmes
+from fedmes import cli
+from fedmes.data import digits as digits_data
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """The program as it is started, in this process: (status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmes", "predict", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for i, image in enumerate(digits_data.load().x[:30]):
+        Image.fromarray(image[..., 0]).save(folder / f"{i:02}.png")
+    return folder
+
+
+def test_command_for_few_images(command, digits_run, images, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    client = digits_run / "seed0/client0"
+    few = [images / "00.png", tmp_path / "bad.png", images / "01.png"]
+    status, out, err = command(client, *few, "--show", "why.png")
+    assert status == 0
+    assert err == f"skipped: {tmp_path}/bad.png: not a picture, or of a kind that is not read\n"
+    said = fedmes.load_client(client).predict([images / "00.png", images / "01.png"])
+    lines = out.splitlines()
+    assert "network alone" in lines[0]
+    assert "memory alone" in lines[0]
+    for line, one in zip(lines[1:], said, strict=True):
+        assert f" {one.label} " in line
+        assert f"{one.probability:.3f}" in line
+        assert f"{one.neighbours[0].label} ({one.neighbours[0].distance:.3g})" in line
+    with Image.open(tmp_path / "why.png") as shown:
+        assert shown.format == "PNG"
+
+
+def test_command_as_json_has_everything(command, digits_run, images, tmp_path):
+    (tmp_path / "bad.png").write_text("no picture")
+    client = digits_run / "seed0/client0"
+    status, out, _ = command(client, images, tmp_path / "bad.png", "--json", "--task", "1")
+    content = json.loads(out)
+    assert status == 0
+    assert set(content) == {"client", "task", "images", "skipped"}
+    assert content["task"] == 1
+    assert content["client"] == fedmes.load_client(client).as_dict()
+    assert content["skipped"] == [
+        {"image": f"{tmp_path}/bad.png", "reason": "not a picture, or of a kind that is not read"}
+    ]
+    said = fedmes.load_client(client).predict(digits_data.load().x[:30], task=1)
+    assert [image.pop("image") for image in content["images"]] == [f"{images}/{i:02}.png" for i in range(30)]
+    assert content["images"] == [one.as_dict() for one in said]
+    assert set(content["images"][0]) == {
+        "label", "probability", "network", "memory", "neighbours", "probabilities"
+    }  # fmt: skip
+    assert set(content["images"][0]["neighbours"][0]) == {"index", "label", "task", "distance"}
+
+
+def test_command_sums_up_many_images(command, digits_run, images):
+    client = digits_run / "seed0/client0"
+    status, out, err = command(client, images)
+    assert (status, err) == (0, "")
+    said = fedmes.load_client(client).predict(digits_data.load().x[:30])
+    table = [line.split() for line in out.partition("\n\n")[0].splitlines()[1:]]
+    assert {label: int(count) for label, count, _ in table} == Counter(said.labels)
+    agree = (said.network.argmax(1) == said.memory.argmax(1)).sum()
+    assert f"network and memory agree about {agree} of 30" in out
+
+
+def test_command_with_nothing_to_say(command, digits_run, tmp_path):
+    client = digits_run / "seed0/client0"
+    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "empty").mkdir()
+    for arguments, words in (
+        ([client, tmp_path / "bad.png"], "error: no image could be read"),
+        ([client, tmp_path / "empty"], "no images there"),
+        ([client, tmp_path / "bad.png", "--show", "why.jpg"], "needed is the name of a .png file"),
+        ([client, tmp_path / "bad.png", "--show", "absent/why.png"], "cannot be written there"),
+        ([tmp_path, tmp_path / "bad.png"], "holds no client.json"),
+    ):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert words in err
+        assert "Traceback" not in err
