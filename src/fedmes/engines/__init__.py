@@ -34,9 +34,8 @@ class Score:
     seed: int
     client: int
     position: int
-    accuracy: dict[
-        str, list[tuple[float, float]]
-    ]  # by kind of prediction, for each task: (oblivious, masked); NaN: never met
+    # by kind of prediction, for each task: (oblivious, masked); NaN: never met
+    accuracy: dict[str, list[tuple[float, float]]]
 
 
 class Engine(Protocol):

@@ -83,10 +83,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        config = self.config
-        seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
-        name = config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
-        return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}"
+        return title_of(self.config)
 
 
 @dataclass(frozen=True)
@@ -173,6 +170,13 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
         raise UserError("result.json: communication or seconds are not whole")
     if not series.fits(config, run.rounds):
         raise UserError("rounds.csv: a row of a seed, task, round or client that this run does not have")
+
+
+def title_of(config: Config) -> str:
+    """What runs of a group share."""
+    seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
+    name = config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
+    return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}"
 
 
 def _equal(one: Any, two: Any) -> bool:

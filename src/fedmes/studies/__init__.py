@@ -73,6 +73,7 @@ def _write_rates(scope: Scope, chosen: dict[str, dict[str, float]]) -> None:
 
 def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
     from fedmes.report import figures
+    from fedmes.studies.figures import of_study
 
     folder, name = scope.root / scope.study, scope.name
     caption = scope.declared().title + (f" ({QUICK})" if scope.quick else "")
@@ -80,7 +81,7 @@ def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
     made = views.TABLES[scope.study](outcomes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = {f"{name}-{place}": figure for place, figure in views.figures(scope.study, outcomes, title).items()}
+        drawn = {f"{name}-{place}": figure for place, figure in of_study(scope.study, outcomes, title).items()}
         for file, figure in drawn.items():
             figures.save(figure, folder, file)
         text = _page(scope, title, outcomes, made, list(drawn))

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from fedmes.report import canvas, series, style
 from fedmes.report import figures as report
 from fedmes.report.canvas import INK, TITLES
-from fedmes.report.gather import Run
+from fedmes.report.gather import Run, title_of
 from fedmes.report.series import Curve
 from fedmes.report.style import Look
 from fedmes.studies import paper, views
@@ -24,12 +24,26 @@ LOOKS = {"paper": ("D", "white", INK), "masked": ("o", style.LIGHT[0], style.LIG
          "oblivious": ("s", style.LIGHT[1], style.LIGHT[1])}  # fmt: skip
 
 
-def titled(figure: Figure, title: str) -> Figure:
+def of_study(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str, Figure]:
+    """By file name, for the settings that have runs; each says whose it is, and whether it is a quick version."""
+    settings = {setting: members for setting, members in views.by_setting(outcomes).items() if views.there(members)}
+    if study == "wallclock" and settings:  # one figure, to compare settings by
+        runs = [run for members in settings.values() for run in views.there(members)]
+        return {"settings": _titled(wall_clock_settings(runs), caption)}
+    found: dict[str, Figure] = {}
+    for (benchmark, number), members in settings.items():
+        made = _of_setting(study, members, benchmark, number)
+        title = f"{caption}\n{title_of(members[0].trial.config)}"
+        found |= {f"{benchmark}-{number}{name}": _titled(figure, title) for name, figure in made.items()}
+    return found
+
+
+def _titled(figure: Figure, title: str) -> Figure:
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")
     return figure
 
 
-def of_setting(study: str, outcomes: Sequence[Outcome], benchmark: str, clients: int) -> dict[str, Figure]:
+def _of_setting(study: str, outcomes: Sequence[Outcome], benchmark: str, clients: int) -> dict[str, Figure]:
     """The figures of a study for one benchmark and number of clients, by what is added to a file's name."""
     runs = views.there(outcomes)
     if study == "table1":

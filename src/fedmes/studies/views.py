@@ -1,15 +1,15 @@
-"""What each study shows: its tables, and its figures, from the runs that are there."""
+"""What each study shows in words and numbers: its tables, from the runs that are there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedmes.benchmarks import BENCHMARKS
 from fedmes.report import series
-from fedmes.report.gather import Run, count, value_text
+from fedmes.report.gather import Run, title_of, value_text
 from fedmes.report.rows import signed, three
 from fedmes.studies import paper
 from fedmes.studies.declared import PAPER_METHODS, RATES
@@ -17,7 +17,7 @@ from fedmes.studies.tables import Cell, Number, Table, difference
 from fedmes.studies.trials import Outcome
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 SCORES = ("masked", "oblivious")
 OPEN, NOT_PRINTED = "open", "not printed"
@@ -34,15 +34,6 @@ def by_setting(outcomes: Sequence[Outcome]) -> Settings:
 
 def there(outcomes: Sequence[Outcome]) -> list[Run]:
     return [outcome.run for outcome in outcomes if outcome.run is not None]
-
-
-def setting_title(outcomes: Sequence[Outcome]) -> str:
-    config = outcomes[0].trial.config
-    seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
-    return f"{config.benchmark} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}"
-
-
-# Tables
 
 
 def metric(run: Run | None, score: str, key: str, alone: bool = False) -> Cell:
@@ -78,7 +69,7 @@ def table1(outcomes: Sequence[Outcome]) -> list[Table]:
         notes = _who_leads(there(members))
         if not paper.table1(benchmark, clients, "fedmes"):
             notes.append(_no_numbers(benchmark, clients))
-        tables.append(Table(setting_title(members), tuple(heads), tuple(rows), tuple(notes)))
+        tables.append(Table(title_of(members[0].trial.config), tuple(heads), tuple(rows), tuple(notes)))
     return tables
 
 
@@ -129,7 +120,7 @@ def curves(outcomes: Sequence[Outcome]) -> list[Table]:
                         pairs = zip(curve.mean, curve.std, strict=True)
                         cells = [Number(float(mean), float(std) if spread else None) for mean, std in pairs]
                     rows.append((outcome.trial.line.label, *cells))
-                title = f"{name}, {score}: {setting_title(members)}"
+                title = f"{name}, {score}: {title_of(members[0].trial.config)}"
                 notes = [_ahead_at(there(members), score, name), f"The paper's curves: {NOT_PRINTED}."]
                 tables.append(
                     Table(title, ("method", *(f"task {t + 1}" for t in range(tasks))), tuple(rows),
@@ -143,11 +134,11 @@ def _ahead_at(runs: Sequence[Run], score: str, name: str) -> str:
     if fedmes is None or not others:
         return ""
     if name == "Acc_Task":
-        own, best = (series.accuracy_by_task(fedmes.result, score).mean,
-                     np.max([series.accuracy_by_task(run.result, score).mean for run in others], axis=0))  # fmt: skip
+        own = series.accuracy_by_task(fedmes.result, score).mean
+        best = np.max([series.accuracy_by_task(run.result, score).mean for run in others], axis=0)
         return f"FedMeS has the highest accuracy after {int((own > best).sum())} of {len(own)} tasks."
-    own, best = (series.forgetting_by_task(fedmes.result, score).mean[1:],
-                 np.min([series.forgetting_by_task(run.result, score).mean[1:] for run in others], axis=0))  # fmt: skip
+    own = series.forgetting_by_task(fedmes.result, score).mean[1:]
+    best = np.min([series.forgetting_by_task(run.result, score).mean[1:] for run in others], axis=0)
     return f"FedMeS forgets least after {int((own < best).sum())} of {len(own)} tasks."
 
 
@@ -167,7 +158,7 @@ def clients(outcomes: Sequence[Outcome]) -> list[Table]:
                 value, low, high = ranges[label]
                 numbers = [value.mean(), value.min(), value.max(), (high - low).mean()]
                 rows.append((label, *(Number(float(n)) for n in numbers), f"{int((value == best).sum())}/{len(value)}"))
-            title = f"{score}: {setting_title(members)}"
+            title = f"{score}: {title_of(members[0].trial.config)}"
             tables.append(Table(title, heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",)))
     return tables
 
@@ -187,7 +178,9 @@ def fusion40(outcomes: Sequence[Outcome]) -> list[Table]:
         ]
         for name, key in (("all: Acc_ALL", "acc_all"), ("all: FR", "fr")):
             rows.append((name, *(metric(outcome.run, score, key) for score in SCORES for outcome in members)))
-        tables.append(Table(setting_title(members), heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",)))
+        tables.append(
+            Table(title_of(members[0].trial.config), heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",))
+        )
     return tables
 
 
@@ -209,7 +202,7 @@ def memory(outcomes: Sequence[Outcome]) -> list[Table]:
             rows.append((*cells, OPEN if outcome.run is None else f"{outcome.run.result.memory_share:.0%}"))
         known = paper.memory(benchmark, clients, 30) is not None
         note = f"Paper: {paper.MEMORY_TEXT}." if known else _no_numbers(benchmark, clients)
-        tables.append(Table(setting_title(members), heads, tuple(rows), (note,)))
+        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), (note,)))
     return tables
 
 
@@ -235,7 +228,7 @@ def heteromemory(outcomes: Sequence[Outcome]) -> list[Table]:
                 f"The paper says that every configuration is above all baselines of its Table 1, of which {best} is "
                 f"best ({three(printed[best]['acc_all'].mean)}); ours are in the study table1."
             )
-        tables.append(Table(setting_title(members), heads, tuple(rows), tuple(notes)))
+        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), tuple(notes)))
     return tables
 
 
@@ -269,7 +262,7 @@ def wallclock(outcomes: Sequence[Outcome]) -> list[Table]:
         if {"fedmes", "fedweit"} <= totals.keys():
             ratio = totals["fedweit"] / totals["fedmes"]
             notes.insert(0, f"Together, FedWeIT takes {ratio:.2f} times as long as FedMeS.")
-        tables.append(Table(setting_title(members), heads, tuple(rows), tuple(notes)))
+        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), tuple(notes)))
     return tables
 
 
@@ -297,7 +290,7 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
                 cells += [metric(outcome.run, score, "acc_all", alone=True) for score in SCORES]
                 rows.append((*cells, _rule2(outcome.run)))
             note = "Differences are taken seed by seed." if len(answers[0].trial.config.seeds) > 1 else ""
-            title = f"{question} {setting_title(members)}"
+            title = f"{question} {title_of(members[0].trial.config)}"
             tables.append(Table(title, heads, tuple(rows), (note,) if note else ()))
     return tables
 
@@ -354,7 +347,7 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
             f"Without a choice a method has the benchmark's rate, {default:g}.",
         )
         heads = ("method", *(f"rate {rate:g}" for rate in RATES), "chosen")
-        tables.append(Table(setting_title(members), heads, tuple(rows), notes))
+        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), notes))
     return tables
 
 
@@ -362,22 +355,3 @@ TABLES: dict[str, Callable[[Sequence[Outcome]], list[Table]]] = {
     "table1": table1, "curves": curves, "clients": clients, "fusion40": fusion40, "memory": memory,
     "heteromemory": heteromemory, "wallclock": wallclock, "questions": questions, "lr": lr,
 }  # fmt: skip
-
-
-# Figures
-
-
-def figures(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str, Figure]:
-    """By file name, for the settings that have runs; each says whose it is, and whether it is a quick version."""
-    from fedmes.studies import figures as drawn
-
-    found: dict[str, Any] = {}
-    settings = {setting: members for setting, members in by_setting(outcomes).items() if there(members)}
-    if study == "wallclock" and settings:  # one figure, to compare settings by
-        runs = [run for members in settings.values() for run in there(members)]
-        return {"settings": drawn.titled(drawn.wall_clock_settings(runs), caption)}
-    for (benchmark, number), members in settings.items():
-        made = drawn.of_setting(study, members, benchmark, number)
-        title = f"{caption}\n{setting_title(members)}"
-        found |= {f"{benchmark}-{number}{name}": drawn.titled(figure, title) for name, figure in made.items()}
-    return found
