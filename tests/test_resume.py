@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import fedmes
 from fedmes import checkpoint, devices
@@ -88,17 +90,17 @@ class Enough(Exception):
     pass
 
 
-def stopped_after(rounds, out, **options):
+def stopped_after(done, out, /, **options):
     """A run that has died after some rounds."""
 
     def listener(progress):
-        if progress.rounds_done > rounds:
+        if progress.rounds_done > done:
             raise Enough
 
     sections = {"model": {"width": 8}, "checkpoint": {"every": "round"}}
     with pytest.raises(Enough):
-        fedmes.run(benchmark="synthetic", clients=2, tasks=2, rounds=2, epochs=1, out=out, on_progress=listener,
-                   **(sections | options))  # fmt: skip
+        small = {"benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 2, "epochs": 1}
+        fedmes.run(out=out, on_progress=listener, **(small | sections | options))
     return sorted((out / "checkpoint").glob("*.safetensors"))
 
 
@@ -131,6 +133,26 @@ def test_a_damaged_checkpoint(tmp_path, damage):
     np.testing.assert_array_equal(resumed.acc, whole.acc)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
     assert len(resumed.rounds) == len(whole.rounds)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["fedmes", "fedweit"])
+def test_on_a_gpu_to_1e_6(tmp_path, method):
+    asked = {
+        "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 2, "batch": 10, "memory": 12,
+        "method": method, "device": "cuda", "engine": {"name": "stacked"}, "model": {"name": "cnn6"},
+        "data": {"image_size": 32}, "synthetic": {"channels": 3}, "checkpoint": {"every": "round"},
+    }  # fmt: skip
+    whole = fedmes.run(out=tmp_path / "whole", **asked)
+    stopped_after(2, tmp_path / "out", **asked)
+    resumed = fedmes.run(out=tmp_path / "out", resume=True, **asked)
+    np.testing.assert_allclose(resumed.acc, whole.acc, rtol=0, atol=1e-6)
+    for path in (tmp_path / "whole").rglob("*.safetensors"):
+        if "checkpoint" in path.parts:
+            continue
+        want, found = load_file(path), load_file(tmp_path / "out" / path.relative_to(tmp_path / "whole"))
+        for name, tensor in want.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6, msg=f"{path.name}: {name}")
 
 
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):

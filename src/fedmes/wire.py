@@ -21,20 +21,19 @@ INDEX = 4  # bytes
 
 def size(tensors: Tensors, leading: int = 0) -> Tensor:
     """Bytes on the wire, for each index of the leading axes."""
-    total = torch.zeros((), dtype=torch.int64)
+    plain, marked = 0, []
     for _, t, mask in _entries(tensors):
         numel = math.prod(t.shape[leading:])
         if mask is None:
-            total = total + numel * t.element_size()
+            plain += numel * t.element_size()
             continue
         marks = math.prod(mask.shape[leading:])
         sent = mask.reshape(*mask.shape[:leading], -1).sum(-1)
         if marks < numel:
-            total = sent * (numel // marks * t.element_size()) - (-marks // 8) + total.to(sent.device)
+            marked.append(sent * (numel // marks * t.element_size()) - (-marks // 8))
         else:
-            sparse = sent * (t.element_size() + INDEX)
-            total = sparse.clamp(max=numel * t.element_size()) + total.to(sent.device)
-    return total
+            marked.append((sent * (t.element_size() + INDEX)).clamp(max=numel * t.element_size()))
+    return torch.stack(marked).sum(0) + plain if marked else torch.tensor(plain)
 
 
 def pack(tensors: Tensors) -> Tensors:
