@@ -14,7 +14,7 @@ from torch.func import grad_and_value
 import fedmes
 from fedmes import config
 from fedmes.engines.stacked import StackedEngine
-from fedmes.functional import distance, pick, put
+from fedmes.functional import distance, distillation, pick, put
 from fedmes.methods import METHODS
 from fedmes.methods.ditto import Ditto
 from fedmes.methods.fedagem import FedAGEM
@@ -22,7 +22,7 @@ from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import CORRECTIONS
 from fedmes.methods.fedprox import FedProx
 from fedmes.methods.fedrep import FedRep, part
-from fedmes.methods.flwf import FLwF, FLwF2T, distillation
+from fedmes.methods.flwf import FLwF, FLwF2T
 from fedmes.methods.local import Local, LocalER
 from fedmes.preparing import prepare
 from test_properties import TINY, Run, assert_same, assert_same_training, moved, predictions
@@ -82,7 +82,7 @@ def test_adam_lives_for_a_round(method, runs):
             assert float(value) == pytest.approx(1 - 0.9 ** (steps / share), abs=1e-12)
 
 
-@pytest.mark.parametrize("method", ["fedrep", "flwf-2t", "local-er"])
+@pytest.mark.parametrize("method", ["fedrep", "flwf-2t", "local-er", "fedmes-plus"])
 def test_a_step_is_one_graph(method, monkeypatch):
     """torch.compile traces the stacked step as a whole; `eager` traces only, without a compiler."""
     real = torch.compile

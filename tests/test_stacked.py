@@ -40,7 +40,7 @@ def prepared_with(options, staggered=False, own=None):
     federations = []
     for f in prepared.federations:
         stream = dataclasses.replace(f.stream, position=np.array(POSITION), active=np.array(ACTIVE))
-        plans = [Plan(stream, k, plan.capacity, plan.work) for k, plan in enumerate(f.plans)]
+        plans = [Plan(stream, k, plan.capacity, plan.work, prepared.source.dataset.y) for k, plan in enumerate(f.plans)]
         federations.append(Federation(stream, plans, f.initial, f.normalisation))
     return dataclasses.replace(prepared, federations=federations)
 
@@ -126,6 +126,7 @@ def test_lanes_change_nothing(threads):
         {"fedmes.start": "continue", "fedmes.lambda": 0.5},
         {"memory": 0},
         {"fedmes.correction": "agem_margin", "rounds": 1},
+        {"method": "fedmes-plus", "model": "cnn2", "model.width": 6, "data.image_size": 8, "synthetic.channels": 3},
         {"method": "knn-per", "knnper.store": "all", "knn.theta": "tuned", "rounds": 1},
         {"model": "linear", "model.width": None, "model.dropout": 0.0},
         {"model": "cnn2", "model.width": 6, "data.image_size": 5, "synthetic.channels": 2, "knn.features": "conv"},

@@ -38,7 +38,7 @@ class Memory(Section):
     size: Count | list[Count] = 150  # samples a client; a list: one number for each client
     per_task: Count | None = None  # samples a task offers; left out: all, with fifo size // tasks
     batch: Positive | None = None  # samples in a memory gradient; left out: the batch size
-    policy: Literal["fifo", "reservoir", "balanced", "ring"] = "fifo"
+    policy: Literal["fifo", "reservoir", "balanced", "ring"] | None = None  # left out: as the method has it
 
 
 class Engine(Section):
@@ -194,6 +194,12 @@ class KnnperOptions(Section):
     store: Literal["memory", "all"] = "memory"  # who votes: the memory, or all samples of all tasks so far
 
 
+class FedmesplusOptions(Section):
+    balance: Annotated[float, Field(ge=0)] = 1.0  # 0: a plain softmax; above 1 earlier classes are preferred
+    teach: Annotated[float, Field(ge=0)] = 1.0  # the weight of the teacher's opinion
+    augment: Literal["none", "shift", "flip"] | None = None  # left out: colour images are shifted and mirrored
+
+
 class FlwfOptions(Section):
     alpha: Annotated[float, Field(ge=0)] = 0.1  # the weight of the past model's opinion
     temp: Annotated[float, Field(gt=0)] = 2.0
@@ -246,6 +252,7 @@ class Config(Section):
     ditto: DittoOptions = DittoOptions()
     fedweit: FedweitOptions = FedweitOptions()
     fedmes: FedmesOptions = FedmesOptions.model_validate({})
+    fedmesplus: FedmesplusOptions = FedmesplusOptions()
     knnper: KnnperOptions = KnnperOptions()
     flwf: FlwfOptions = FlwfOptions()
     flwf2t: Flwf2tOptions = Flwf2tOptions()

@@ -55,6 +55,7 @@ class Method:
 
     walk: ClassVar[str] = "task"  # the samples an epoch walks: the current task's, or those of all tasks "seen"
     store: str = "none"  # what a client keeps of its samples: nothing, a "memory", or "all" of them
+    policy: ClassVar[str] = "fifo"  # which samples a memory keeps, unless memory.policy says otherwise
     in_force: Mapping[str, object] = {}  # options that were left open, as the method settles them
     # (st, bc, batch) -> sums over the round's samples, added up in chunks before `begin_round`; None: no such pass
     measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None

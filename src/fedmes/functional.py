@@ -42,6 +42,11 @@ def distance(a: Tensors, b: Tensors) -> Tensor:
     return dot(difference, difference).sqrt()
 
 
+def at(table: Tensor, position: Tensor) -> Tensor:
+    """A table's row at a position that is a tensor."""
+    return table.index_select(0, position[None])[0]
+
+
 def grown(stored: Tensor, fresh: Tensor) -> Tensor:
     """A stored tensor in memory of its own, with what a fresh one has beyond it: the rows of further classes in a head,
     of further tasks in a table."""
@@ -89,6 +94,15 @@ def cross_entropy_sum(logits: Tensor, y: Tensor, mask: Tensor, scope: Tensor) ->
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor, scope: Tensor) -> Tensor:
     """Mean cross-entropy of the real samples; 0 if there are none."""
     return cross_entropy_sum(logits, y, mask, scope) / mask.sum().clamp(min=1)
+
+
+def distillation(teacher: Tensor, student: Tensor, scope: Tensor, mask: Tensor, temp: float) -> Tensor:
+    """Mean cross-entropy of the real samples against the teacher's softmax instead of labels: both softmaxes at a
+    temperature and over the classes in scope. With no class in scope it is 0, and so is its gradient."""
+    p = torch.softmax(scoped(teacher / temp, scope), dim=-1)
+    log_q = torch.log_softmax(scoped(student / temp, scope), dim=-1)
+    loss = -torch.where(scope, p * log_q, 0).sum(-1)
+    return torch.where(mask > 0, loss, 0).sum() / mask.sum().clamp(min=1)
 
 
 # --- optimizers: state is ordinary entries, moved along with the rest ----------------------------------------------

@@ -107,7 +107,8 @@ def _blueprint(
     config = _settle_engine(config, nets[0].stackable(shape))
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
-    return config.with_(method.in_force), method, [net.initial for net in nets]
+    settled = {"memory.policy": _policy(config, method)} | dict(method.in_force)
+    return config.with_(settled), method, [net.initial for net in nets]
 
 
 def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
@@ -135,8 +136,6 @@ def agreement(config: Config) -> Config:
     }
     if normalisation is not None:
         agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
-    if "memory.policy" not in config.asked() and config.memory.per_task is None:
-        agreed["memory.policy"] = "ring"
     content = config.with_(agreed).as_dict()
     content["data"].pop("path")
     return Config.model_validate(content)
@@ -198,6 +197,14 @@ def _settle_engine(config: Config, stackable: bool) -> Config:
     return config.with_(settled)
 
 
+def _policy(config: Config, method: Method) -> str:
+    """Which samples a memory keeps. A FIFO must know how many tasks will come, and real sites do not."""
+    if config.memory.policy is not None:
+        return config.memory.policy
+    unknown = config.federation.sites and config.memory.per_task is None
+    return "ring" if method.policy == "fifo" and unknown else method.policy
+
+
 def _keep_all(config: Config, streams: list[Stream]) -> Config:
     """To keep all samples is to have a memory as large as each client's data."""
     met = [[sum(len(task.train) for task in client.tasks) for client in stream.clients] for stream in streams]
@@ -206,6 +213,7 @@ def _keep_all(config: Config, streams: list[Stream]) -> Config:
 
 
 def _work(config: Config, method: Method) -> Work:
+    assert config.memory.policy is not None
     return Work(
         epochs=config.epochs,
         batch=config.batch,

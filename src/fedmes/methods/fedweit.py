@@ -17,7 +17,7 @@ from torch.func import grad_and_value, vmap
 
 from fedmes.contract import Batch, Me
 from fedmes.errors import UserError
-from fedmes.functional import Tensors, cross_entropy, distance, pick, put, scoped
+from fedmes.functional import Tensors, at, cross_entropy, distance, pick, put, scoped
 from fedmes.methods.fedavg import FedAvg
 from fedmes.net import Net, hashed_uniforms
 
@@ -243,10 +243,6 @@ def small(key: Tensor, like: Tensor) -> Tensor:
     """Random numbers of variance 1 / length, the same wherever the key is."""
     width = math.sqrt(3 / len(like))
     return (2 * hashed_uniforms(key, tuple(like.shape)).to(like.dtype) - 1) * width
-
-
-def at(table: Tensor, position: Tensor) -> Tensor:
-    return table.index_select(0, position[None])[0]
 
 
 def write(table: Tensor, row: Tensor, position: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, cross_entropy, pick, put, scoped
+from fedmes.functional import Tensors, cross_entropy, distillation, pick, put
 from fedmes.methods.fedavg import FedAvg
 
 
@@ -51,12 +51,3 @@ class FLwF2T(FLwF):
             return alpha * ce + beta * kd_past + (1 - alpha - beta) * kd_server
 
         return loss
-
-
-def distillation(teacher: Tensor, student: Tensor, scope: Tensor, mask: Tensor, temp: float) -> Tensor:
-    """Mean cross-entropy of the real samples against the teacher's softmax instead of labels: both softmaxes at a
-    temperature and over the classes in scope. With no class in scope it is 0, and so is its gradient."""
-    p = torch.softmax(scoped(teacher / temp, scope), dim=-1)
-    log_q = torch.log_softmax(scoped(student / temp, scope), dim=-1)
-    loss = -torch.where(scope, p * log_q, 0).sum(-1)
-    return torch.where(mask > 0, loss, 0).sum() / mask.sum().clamp(min=1)

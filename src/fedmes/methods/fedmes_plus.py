@@ -1,0 +1,108 @@
+"""FedMeS+, our own: strong where nobody tells the task.
+
+The memory is replayed beside every batch, in one softmax over all classes met so far in which the batch's classes have
+no advantage from being seen so often. The model that the federation had when the task began teaches what earlier
+classes look like. Images move a little each time they are seen. Halfway between the client's own model and the averaged
+one lies the model that predicts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fedmes.contract import Batch, Me
+from fedmes.functional import Tensors, at, cross_entropy, distillation, pick, put
+from fedmes.methods.fedavg import FedAvg
+from fedmes.net import DROPOUT_OFF, Net, hashed_uniforms
+
+if TYPE_CHECKING:
+    from fedmes.config import Config
+
+TEMPERATURE = 2.0  # of the teacher's and the student's softmax
+FROM_TASK, FROM_MEMORY = 1 << 52, 1 << 53  # added to a key, from which dropout draws too
+
+
+class FedMeSPlus(FedAvg):
+    store = "memory"
+    policy: ClassVar[str] = "balanced"
+    average: ClassVar[str] = "uniform"
+    judged: ClassVar[str] = "halfway"
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.options = config.fedmesplus
+
+    def init(self, params: Tensors, me: Me) -> Tensors:
+        """No teacher yet: with no class known then, its term and its gradient are zero throughout the first task."""
+        return super().init(params, me) | put("past.w", params) | {"past.seen": torch.zeros_like(me.seen)}
+
+    def begin_task(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
+        return put("past.w", pick(bc, "w"))
+
+    def end_task(self, st: Tensors, me: Me) -> Tensors:
+        return {"past.seen": me.seen}
+
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        x, y = self.shown(batch.x, me.key + FROM_TASK), self.shown(mem.x, me.key + FROM_MEMORY)
+        mask = torch.cat([batch.mask, mem.mask])
+        taught = self.net.logits(pick(st, "past.w"), torch.cat([x, y]))
+        current = at(me.blocks, me.position) & me.seen
+        prior = self.options.balance * log_frequency(current, me.seen).to(x.dtype)
+
+        def loss(w: Tensors) -> Tensor:
+            now, before = self.both_logits(w, x, y, me.key)
+            learned = cross_entropy(now + prior, batch.y, batch.mask, batch.scope)
+            replayed = cross_entropy(before + prior, mem.y, mem.mask, mem.scope)
+            kept = distillation(taught, torch.cat([now, before]), st["past.seen"], mask, TEMPERATURE)
+            return learned + replayed + self.options.teach * kept
+
+        g, value = grad_and_value(loss)(pick(st, "w"))
+        return self.descend(st, g, value, me)
+
+    def shown(self, x: Tensor, key: Tensor) -> Tensor:
+        """Samples as a step sees them."""
+        augment = self.options.augment or ("flip" if x.shape[1] == 3 else "none")
+        return moved(x, key, augment == "flip") if x.ndim == 4 and augment != "none" else x
+
+    def both_logits(self, params: Tensors, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a batch, and of a memory batch with dropout off."""
+        if x.shape != y.shape:
+            return self.net.logits(params, x, key), self.net.logits(params, y)
+        # Side by side and not end to end: what dropout draws for a sample must not depend on the padding before it.
+        keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
+        both = vmap(self.net.logits, in_dims=(None, 0, 0))(params, torch.stack([x, y]), keys)
+        return both[0], both[1]
+
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        if self.judged_model != "halfway":
+            return super().ready(st, bc, store)
+        return put("w", {name: (p + bc[f"w.{name}"]) / 2 for name, p in pick(st, "w").items()})
+
+
+def log_frequency(current: Tensor, seen: Tensor) -> Tensor:
+    """How often a step sees each class [C]: half of its samples are shared by the task's classes, half by the earlier
+    ones. Added to logits in training, it leaves them free of it (balanced softmax)."""
+    classes, earlier = current.sum().clamp(min=1), (seen & ~current).sum().clamp(min=1)
+    return -torch.where(current, classes, earlier).log()
+
+
+def moved(x: Tensor, key: Tensor, flip: bool) -> Tensor:
+    """Images [B, C, H, W], each shifted by up to an eighth (edges go on) and, with flip, mirrored or not."""
+    height, width = x.shape[-2:]
+    down, right, mirror = hashed_uniforms(key, (len(x), 3)).split(1, dim=1)  # a sample's own, whoever follows
+    rows, columns = _shifted(height, down), _shifted(width, right)
+    if flip:
+        columns = torch.where(mirror < 0.5, width - 1 - columns, columns)
+    x = x.gather(2, rows[:, None, :, None].expand_as(x))
+    return x.gather(3, columns[:, None, None, :].expand_as(x))
+
+
+def _shifted(size: int, uniform: Tensor) -> Tensor:
+    """Where each row or column [B, size] comes from."""
+    most = size // 8
+    by = (uniform * (2 * most + 1)).long() - most
+    return (torch.arange(size, device=uniform.device) + by).clamp(0, size - 1)
