@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedmes
-from fedmes import config
+from fedmes import config, results
 from fedmes.benchmarks import open_benchmark
 from fedmes.engines.loop import LoopEngine
 from fedmes.federation import LATE, MISFIT, TOO_FAR, Update, settle
@@ -35,7 +35,7 @@ def test_a_run_with_many_faults_ends(tmp_path):
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    result = fedmes.results.load(tmp_path / "o")
+    result = results.load(tmp_path / "o")
     expected = 8 * 12
     assert 0.5 * expected < len(result.rounds) < 0.9 * expected  # about 30 % did not answer
     assert result.left_out > 0
