@@ -1,4 +1,4 @@
-"""Many simulated sites in Flower's simulation beside the stacked engine, on the same run: seconds a round and memory.
+"""Many simulated sites in Flower's simulation beside the other engines, on the same run: seconds a round and memory.
 
     python benchmarks/flower.py [--sites 100] [--model cnn2] [--rounds 2]
 
@@ -42,13 +42,14 @@ def main() -> None:
     print(f"{asked.sites} sites of {asked.model}, {2 * asked.rounds} rounds in all, evaluation included")
     print(f"{'engine':<10}{'s a round':>11}{'whole s':>10}{'peak MB':>10}")
     found = {}
-    for engine in ("stacked", "flower"):
+    for engine in ("loop", "stacked", "flower"):
         with tempfile.TemporaryDirectory() as folder:
             shape = (str(asked.sites), asked.model, str(size), str(channels), str(asked.rounds))
             found[engine] = _measured([engine, str(Path(folder) / "out"), *shape])
         seconds, whole, peak = found[engine]
         print(f"{engine:<10}{seconds / (2 * asked.rounds):11.2f}{whole:10.1f}{peak / 1e6:10.0f}")
-    print(f"flower / stacked, a round: {found['flower'][0] / found['stacked'][0]:.1f}")
+    for engine in ("loop", "stacked"):
+        print(f"flower / {engine}, a round: {found['flower'][0] / found[engine][0]:.2f}")
 
 
 def _measured(arguments: list[str]) -> tuple[float, float, int]:

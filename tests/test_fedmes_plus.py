@@ -168,6 +168,20 @@ def test_halfway_between_own_and_averaged_predicts():
             assert_same(pick(run.engine.predictor(0, k), "w"), between, 1e-15)
 
 
+def test_nobody_answers_with_a_class_never_met():
+    run = Run({"method": "fedmes-plus", "stream.classes_max": 3})
+    method, site = run.prepared.method, run.engine.sites[0][0]
+    ready, me = run.engine.predictor(0, 0), site.me()._replace(seen=site.seen[0])
+    x, told = next(iter(site.test_chunks(0)))[0], torch.tensor(0)
+    block, met = site.blocks[0], site.blocks[0] & site.seen[0]
+    assert 0 < met.sum() < block.sum()
+    p = method.predict(ready, x, block, told, me)["acc"]
+    close(p[:, met].sum(1), torch.ones(len(x)), 1e-12)
+    assert not p[:, ~met].any()
+    strange = block & ~met  # a task that the client has not begun
+    close(method.predict(ready, x, strange, told, me)["acc"][:, strange].sum(1), torch.ones(len(x)), 1e-12)
+
+
 @pytest.mark.parametrize(
     ("method", "asked", "found"),
     [

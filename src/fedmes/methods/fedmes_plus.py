@@ -82,6 +82,11 @@ class FedMeSPlus(FedAvg):
             return super().ready(st, bc, store)
         return put("w", {name: (p + bc[f"w.{name}"]) / 2 for name, p in pick(st, "w").items()})
 
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
+        """A client that is told a task chooses among the task's classes that it has met, if it has met any."""
+        met = scope & me.seen
+        return super().predict(ready, x, torch.where(met.any(), met, scope), task, me)
+
 
 def log_frequency(current: Tensor, seen: Tensor) -> Tensor:
     """How often a step sees each class [C]: half of its samples are shared by the task's classes, half by the earlier
