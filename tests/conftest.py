@@ -11,6 +11,13 @@ import fedmes
 
 torch.set_num_threads(1)
 
+LONGEST = ("test_federation", "test_stacked", "test_resume", "test_flower")
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first, so that of several workers (`-n 2`) none is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.module.__name__ not in LONGEST)
+
 
 @pytest.fixture
 def own_npz(tmp_path):

@@ -4,17 +4,22 @@ import json
 
 import numpy as np
 import torch
+from typer.testing import CliRunner
 
 from fedmes import bench, config
+from fedmes.cli import app
 from fedmes.engines.loop import LoopEngine
 from fedmes.preparing import prepare
 from test_cli import fedmes
 
 
-def test_bench_prints_the_agreed_json(tmp_path):
-    status, out, err = fedmes("bench", "--models", "mlp", "--device", "cpu", "--json", cwd=tmp_path)
-    assert status == 0, err
-    content = json.loads(out)
+def test_bench_prints_the_agreed_json(tmp_path, monkeypatch):
+    """With fewer steps than it takes to measure anything."""
+    options = bench._options
+    monkeypatch.setattr(bench, "_options", lambda *shape: options(*shape) | {"epochs": 1, "stream.frac": 8})
+    result = CliRunner().invoke(app, ["bench", "--models", "mlp", "--device", "cpu", "--json"])
+    assert result.exit_code == 0, result.output
+    content = json.loads(result.stdout)
     assert [(row["model"], row["replicas"], row["auto"]) for row in content["rows"]] == [
         ("mlp", 10, "stacked"),
         ("mlp", 50, "stacked"),
