@@ -1,5 +1,6 @@
 """Clients on sites of their own: equal to the loop, whatever is lost on the way; and nothing private leaves them."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes
 
 import fedmes
 import inprocess
-from fedmes import checkpoint, config, experiment, serving, sites
+from fedmes import checkpoint, clientdir, config, experiment, serving, sites
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
@@ -318,6 +319,23 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
     assert about["tasks_learned"] == 3
     nothing_new = serving.serve(inprocess.at_sites(folders), agreed, out)
     np.testing.assert_array_equal(nothing_new.acc, got.acc)
+
+
+def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatch):
+    agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}))
+    folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
+    out, save = tmp_path / "server", clientdir.save_model
+
+    def full_at_the_server(path, entries):
+        if out in path.parents:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        save(path, entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(clientdir, "save_model", full_at_the_server)
+        with pytest.raises(UserError, match=r"the results cannot be written .*No space.* what was saved is intact"):
+            serving.serve(inprocess.at_sites(folders), agreed, out)
+    assert np.isfinite(serving.serve(inprocess.at_sites(folders), agreed, out).acc[0, :, 1, :2]).all()
 
 
 def test_the_server_waits_for_new_tasks(own, tmp_path):
