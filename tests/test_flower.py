@@ -333,7 +333,9 @@ def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(clientdir, "save_model", full_at_the_server)
-        with pytest.raises(UserError, match=r"the results cannot be written .*No space.* what was saved is intact"):
+        with pytest.raises(
+            UserError, match=r"the results cannot be written .*No space.* to go on: start the run again"
+        ):
             serving.serve(inprocess.at_sites(folders), agreed, out)
     assert np.isfinite(serving.serve(inprocess.at_sites(folders), agreed, out).acc[0, :, 1, :2]).all()
 

@@ -27,11 +27,13 @@ def working_in(directory: Path, config: Config) -> Iterator[None]:
     try:
         with checkpoint.locked(directory), numerics(config):
             yield
+    except ConnectionError:  # of a federation; the disk is innocent
+        raise
     except OSError as error:
+        again = "start the run again" if config.federation.sites else f"fedmes resume {directory}"
         reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         raise UserError(
-            f"{directory}: the results cannot be written ({reason}); what was saved is intact; "
-            f"to go on: fedmes resume {directory}"
+            f"{directory}: the results cannot be written ({reason}); what was saved is intact; to go on: {again}"
         ) from None
 
 

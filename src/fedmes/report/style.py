@@ -28,10 +28,10 @@ class Look:
 
 
 KNOWN = {
-    "fedmes": Look(0, 0, 0), "fedagem": Look(2, 0, 1), "fedweit": Look(3, 0, 2), "knn-per": Look(6, 0, 3),
-    "flwf": Look(1, 0, 4), "flwf-2t": Look(1, 1, 5), "fedavg": Look(4, 0, 6), "fedprox": Look(4, 1, 0),
-    "ditto": Look(5, 0, 1), "fedrep": Look(5, 1, 2), "local": Look(7, 0, 3), "local-er": Look(7, 1, 4),
-    "joint": Look(7, 2, 5),
+    "fedmes": Look(0, 0, 0), "fedmes-plus": Look(0, 1, 4), "fedagem": Look(2, 0, 1), "fedweit": Look(3, 0, 2),
+    "knn-per": Look(6, 0, 3), "flwf": Look(1, 0, 4), "flwf-2t": Look(1, 1, 5), "fedavg": Look(4, 0, 6),
+    "fedprox": Look(4, 1, 0), "ditto": Look(5, 0, 1), "fedrep": Look(5, 1, 2), "local": Look(7, 0, 3),
+    "local-er": Look(7, 1, 4), "joint": Look(7, 2, 5),
 }  # fmt: skip
 
 
