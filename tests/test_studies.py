@@ -51,6 +51,7 @@ FEWER = {
     "curves": ("fedavg", "fedmes"),
     "clients": ("fedweit", "fedmes"),
     "questions": ("start=continue", "lambda=0", "fedagem-personal", "k=1", "features=conv"),
+    "beyond": ("fedmes-plus-150", "fedmes-150", "fedavg-150", "fedmes-plus-30", "whole", "teach=0"),
     "lr": ("fedavg",),
 }
 
@@ -211,7 +212,11 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     assert questions["start=global"] == questions["lambda=paper"] == questions["k=9"] == questions["adam"]
     assert len(set(questions.values())) == 23
     assert questions["start=global"] != table1["fedmes"]  # three seeds are not five
-    assert len(set(directories("lr", **ten).values())) == 27
+    beyond = directories("beyond", **ten)
+    assert beyond["fedmes-150"] == table1["fedmes"] and beyond["joint-150"] == table1["joint"]
+    assert beyond["whole"] == beyond["fedmes-plus-150"] != beyond["fedmes-plus-30"]
+    assert len(set(beyond.values())) == 9 + 4 + 4 + 8
+    assert len(set(directories("lr", **ten).values())) == 30
 
 
 def test_memories_are_shared_out_in_equal_parts():
@@ -272,7 +277,7 @@ def test_a_quick_version_says_so_everywhere(tmp_path, study):
     scope = Scope(study, tmp_path, quick=True)
     for trial in trials.wanted(scope):
         assert trial.config.benchmark in ("split-digits", "synthetic")
-        if trial.line.label in ("fedmes", "memory-5", "Fix5", "start=global") or study == "lr":
+        if trial.line.label in ("fedmes", "memory-5", "Fix5", "start=global", "fedmes-plus-30") or study == "lr":
             put(trial, 0.5, 0.6, 0.4 if trial.config.method == "fedmes" else None)
     written = studies.reproduce(scope, None)
     files = list((tmp_path / "quick" / study).iterdir())

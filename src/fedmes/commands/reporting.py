@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 STUDY_NAMES = (
-    "table1", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions", "lr",
+    "table1", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions", "beyond", "lr",
 )  # fmt: skip  # fmt: skip
 
 

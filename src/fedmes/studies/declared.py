@@ -125,8 +125,30 @@ QUESTIONS = (
     ),
 )  # fmt: skip
 
+
+def _rivals(memory: int, *methods: str) -> tuple[Line, ...]:
+    """FedMeS+ and others with a memory of so many samples."""
+    question = f"Who is ahead with a memory of {memory} samples?"
+    return tuple(Line(f"{name}-{memory}", name, {"memory.size": memory}, question) for name in methods)
+
+
+PARTS = _question(
+    "What does each part of FedMeS+ do?", "fedmes-plus",
+    whole={}, **{f"balance__{balance}": {"fedmesplus.balance": float(balance)} for balance in (0, 2, 3)},
+    teach__0={"fedmesplus.teach": 0.0}, augment__none={"fedmesplus.augment": "none"},
+    policy__fifo={"memory.policy": "fifo"},
+    **{"w predicts": {"eval.model": "personal"}, "W predicts": {"eval.model": "global"}},
+)  # fmt: skip
+REMEMBER = ("fedmes-plus", "fedmes", "fedagem", "local-er")
+
+
+def _beyond(default: int, smaller: int, larger: int) -> tuple[Line, ...]:
+    everybody = _rivals(default, "fedmes-plus", *PAPER_METHODS, "local-er", "joint")
+    return (*everybody, *_rivals(smaller, *REMEMBER), *_rivals(larger, *REMEMBER), *PARTS)
+
+
 RATES = (3e-4, 1e-3, 3e-3)
-RATE_METHODS = (*PAPER_METHODS, "local", "local-er", "joint")
+RATE_METHODS = (*PAPER_METHODS, "fedmes-plus", "local", "local-er", "joint")
 
 STUDIES: dict[str, Study] = {
     "table1": TABLE1,
@@ -166,6 +188,11 @@ STUDIES: dict[str, Study] = {
             "clients": (5,), "seeds": (0, 1), "options": {"rounds": 2, "epochs": 3},
             "lines": tuple(line for line in QUESTIONS if "features" not in line.label),
         },
+    ),
+    "beyond": Study(
+        "FedMeS+ beside the paper's methods, and what each of its parts does",
+        ("split-cifar100", "split-emnist"), (10, 20), FIVE, _beyond(150, 30, 300),
+        quick=DIGITS | {"lines": _beyond(30, 10, 60)},
     ),
     # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the first two tasks.
     "lr": Study(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,6 @@ from fedmes.studies import paper
 from fedmes.studies.declared import PAPER_METHODS, RATES
 from fedmes.studies.tables import Cell, Number, Table, difference
 from fedmes.studies.trials import Outcome
-
-if TYPE_CHECKING:
-    pass
 
 SCORES = ("masked", "oblivious")
 OPEN, NOT_PRINTED = "open", "not printed"
@@ -312,6 +308,39 @@ def _rule2(run: Run | None) -> Cell:
     return f"{np.mean(shares):.1%}" if shares else "-"
 
 
+def beyond(outcomes: Sequence[Outcome]) -> list[Table]:
+    return [*questions(outcomes), *costs(outcomes)]
+
+
+def costs(outcomes: Sequence[Outcome]) -> list[Table]:
+    """What the methods of the first question take."""
+    heads = ("method", "training s", "of fedmes's", "MB up", "MB down", "stored samples", "computed on")
+    tables = []
+    for members in by_setting(outcomes).values():
+        first = [outcome for outcome in members if outcome.trial.line.question == members[0].trial.line.question]
+        fedmes = next((run.result.seconds["train"] for run in there(first) if run.config.method == "fedmes"), None)
+        rows: list[tuple[Cell, ...]] = []
+        for outcome in first:
+            run, label = outcome.run, outcome.trial.line.label
+            if run is None:
+                rows.append((label, *[OPEN] * (len(heads) - 1)))
+                continue
+            seconds, sent = run.result.seconds["train"], run.result.communication
+            ratio = OPEN if fedmes is None else Number(seconds / fedmes, digits=2)
+            traffic = [Number(sent[way] / 1e6, digits=1) for way in ("up_bytes", "down_bytes")]
+            rows.append((label, Number(seconds, digits=1), ratio, *traffic, _stored(run), computed_on(run)))
+        tables.append(Table(f"What it takes. {title_of(members[0].trial.config)}", heads, tuple(rows), ()))
+    return tables
+
+
+def _stored(run: Run) -> str:
+    if run.config.method == "joint":
+        return "all"
+    if run.result.memory_share == 0:
+        return "none"
+    return value_text(run.config.memory.size)
+
+
 def rate_score(run: Run) -> float:
     """What learning rates are chosen by: Acc_ALL, the mean of both scores, so that neither is favoured."""
     return float(np.mean([run.metrics[score]["acc_all"]["mean"] for score in SCORES]))
@@ -353,5 +382,6 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
 
 TABLES: dict[str, Callable[[Sequence[Outcome]], list[Table]]] = {
     "table1": table1, "curves": curves, "clients": clients, "fusion40": fusion40, "memory": memory,
-    "heteromemory": heteromemory, "wallclock": wallclock, "questions": questions, "lr": lr,
+    "heteromemory": heteromemory, "wallclock": wallclock, "questions": questions, "beyond": beyond,
+    "lr": lr,
 }  # fmt: skip
