@@ -284,13 +284,13 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("method", ["fedmes", "fedweit"])
-def test_real_sites_learn_what_a_simulation_learns(own, method, tmp_path):
+@pytest.mark.parametrize(("method", "policy"), [("fedmes", "ring"), ("fedweit", "ring"), ("fedmes-plus", "balanced")])
+def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path):
     options = OWN | {"data.path": str(own), "method": method}
-    want = loop(tmp_path / "loop", options | {"memory.policy": "ring"})
+    want = loop(tmp_path / "loop", options | {"memory.policy": policy})
     agreed = agreement(config.load(None, options))
     assert agreed.federation.classes == ["class0", "class1", "class2", "class3"]
-    assert agreed.data.path is None and agreed.memory.policy == "ring"
+    assert agreed.data.path is None
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     got = serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
     for name, table in want.accuracy.items():
@@ -299,7 +299,7 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, tmp_path):
     assert (tmp_path / "south" / "client" / model).read_bytes() == (
         tmp_path / "loop/seed0/client1" / model
     ).read_bytes()
-    assert (got.split_sha256, got.memory_share) == (None, None)
+    assert (got.split_sha256, got.memory_share, got.config.memory.policy) == (None, None, policy)
     assert fedmes.load_client(tmp_path / "north" / "client").predict(np.zeros((1, 6, 6, 1), np.uint8))[0].label
 
 
