@@ -47,14 +47,14 @@ class FedMeSPlus(FedAvg):
         return {"past.seen": me.seen}
 
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
-        x, y = self.shown(batch.x, me.key + FROM_TASK), self.shown(mem.x, me.key + FROM_MEMORY)
+        x, old = self.shown(batch.x, me.key + FROM_TASK), self.shown(mem.x, me.key + FROM_MEMORY)
         mask = torch.cat([batch.mask, mem.mask])
-        taught = self.net.logits(pick(st, "past.w"), torch.cat([x, y]))
+        taught = self.net.logits(pick(st, "past.w"), torch.cat([x, old]))
         current = at(me.blocks, me.position) & me.seen
         prior = self.options.balance * log_frequency(current, me.seen).to(x.dtype)
 
         def loss(w: Tensors) -> Tensor:
-            now, before = self.both_logits(w, x, y, me.key)
+            now, before = self.both_logits(w, x, old, me.key)
             learned = cross_entropy(now + prior, batch.y, batch.mask, batch.scope)
             replayed = cross_entropy(before + prior, mem.y, mem.mask, mem.scope)
             kept = distillation(taught, torch.cat([now, before]), st["past.seen"], mask, TEMPERATURE)
@@ -68,13 +68,13 @@ class FedMeSPlus(FedAvg):
         augment = self.options.augment or ("flip" if x.shape[1] == 3 else "none")
         return moved(x, key, augment == "flip") if x.ndim == 4 and augment != "none" else x
 
-    def both_logits(self, params: Tensors, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def both_logits(self, params: Tensors, x: Tensor, old: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Of a batch, and of a memory batch with dropout off."""
-        if x.shape != y.shape:
-            return self.net.logits(params, x, key), self.net.logits(params, y)
+        if x.shape != old.shape:
+            return self.net.logits(params, x, key), self.net.logits(params, old)
         # Side by side and not end to end: what dropout draws for a sample must not depend on the padding before it.
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
-        both = vmap(self.net.logits, in_dims=(None, 0, 0))(params, torch.stack([x, y]), keys)
+        both = vmap(self.net.logits, in_dims=(None, 0, 0))(params, torch.stack([x, old]), keys)
         return both[0], both[1]
 
     def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
