@@ -143,6 +143,7 @@ def test_blocks_and_classes_seen_in_lock_step():
     made = plan()
     assert [np.flatnonzero(row).tolist() for row in made.blocks] == [[0, 1, 2], [3, 4], [5, 6, 7]]
     assert [np.flatnonzero(row).tolist() for row in made.seen] == [[0, 2], [0, 2, 3, 4], [0, 2, 3, 4, 5, 6]]
+    assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [[0, 1, 2], [*range(5)], [*range(8)]]
 
 
 def test_tables_of_a_client_with_fewer_tasks_are_as_long_as_the_longest():
@@ -211,6 +212,7 @@ def test_a_missed_task_leaves_no_trace():
     made = plan("staggered", 0, hold_back=True)
     assert made.trained == [True, False, True]
     assert [np.flatnonzero(row).tolist() for row in made.seen] == [[0, 2], [0, 2], [0, 2, 5, 6]]
+    assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 5, 6, 7]]
     assert made.memory[1].tolist() == made.memory_after[1].tolist() == made.memory_after[0].tolist()
     used = np.concatenate([work.batch.ravel() for _, work in rounds_of(made)] + made.memory + made.memory_after)
     assert not np.isin(used, np.flatnonzero(made.task == 1)).any()

@@ -63,7 +63,7 @@ class Data(Section):
 
 
 class Train(Section):
-    scope: Literal["seen", "all", "block"] = "seen"  # the classes in the softmax
+    scope: Literal["seen", "tasks", "all", "block"] = "seen"  # the classes in the softmax
 
 
 class Eval(Section):

@@ -74,6 +74,7 @@ class Site:
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
         self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
+        self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
 
     def batch(self, numbers: Ints, position: int) -> Batch:
         """The client's samples of these numbers, as training at this position sees them."""
@@ -81,6 +82,7 @@ class Site:
         rows, task = self.rows[chosen], self.task[chosen]
         scope = {
             "seen": self.seen[position].expand(len(chosen), -1),
+            "tasks": self.blocks_so_far[position].expand(len(chosen), -1),
             "all": torch.ones_like(self.seen[position]).expand(len(chosen), -1),
             "block": self.blocks[task],
         }[self.config.train.scope]

@@ -81,12 +81,14 @@ class Plan:
         shape = (room or stream.tasks, stream.classes)
         self.blocks: Bools = np.zeros(shape, bool)
         self.seen: Bools = np.zeros(shape, bool)  # at a position: classes met so far
+        self.blocks_so_far: Bools = np.zeros(shape, bool)  # and those besides that its tasks have and it lacks
         self._rounds = [np.flatnonzero(self.position == p) for p in range(len(sizes))]
         self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
         for p, task in enumerate(client.tasks):
             self.blocks[p, list(task.block)] = True
             if self.trained[p]:
                 self.seen[p:, list(task.classes)] = True
+                self.blocks_so_far[p:, list(task.block)] = True
 
         starts = np.concatenate([[0], np.cumsum(sizes)])
         self.held_back: list[Ints] = []

@@ -47,6 +47,8 @@ class Batches:
         self.data, self.device, self.scope = samples, samples.device, scope
         scales = [samples.scale(f.normalisation) for f in federations]
         self.offset, self.divisor = (torch.stack([scale[i] for scale in scales]) for i in (0, 1))
+        tables = np.array([[plan.blocks_so_far for plan in f.plans] for f in federations])
+        self.blocks_so_far = self.put(tables)  # [seed, client, position, class]
 
     def put(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
@@ -78,7 +80,10 @@ class Batches:
         """Samples as training at each client's position sees them."""
         x, y, mask = self.samples(numbers.rows)
         scope = me.seen[:, :, None].expand(*y.shape, -1)
-        if self.scope == "all":
+        if self.scope == "tasks":
+            seed = torch.arange(len(self.blocks_so_far), device=self.device)[:, None]
+            scope = self.blocks_so_far[seed, me.client, me.position][:, :, None].expand_as(scope)
+        elif self.scope == "all":
             scope = torch.ones_like(scope)
         elif self.scope == "block":
             scope = me.blocks.take_along_dim(numbers.task[..., None], dim=2)

@@ -80,6 +80,10 @@ QUESTIONS = (
         start__global={}, start__continue={"fedmes.start": "continue"},
     ),
     *_question(
+        "Which classes are in the softmax of training?", "fedmes",
+        scope__seen={}, scope__tasks={"train.scope": "tasks"}, scope__all={"train.scope": "all"},
+    ),
+    *_question(
         "How strong is the pull towards the received model (in rule 1 only)?", "fedmes",
         lambda__paper={}, lambda__rescaled={"fedmes.lambda": "rescaled"}, lambda__0={"fedmes.lambda": 0.0},
     ),
