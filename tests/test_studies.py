@@ -210,7 +210,7 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     assert len({*memory.values(), *hetero.values()}) == 9 + 6
     questions = directories("questions")
     assert questions["start=global"] == questions["lambda=paper"] == questions["k=9"] == questions["adam"]
-    assert len(set(questions.values())) == 25
+    assert len(set(questions.values())) == 26
     assert questions["start=global"] != table1["fedmes"]  # three seeds are not five
     beyond = directories("beyond", **ten)
     assert beyond["fedmes-150"] == table1["fedmes"] and beyond["joint-150"] == table1["joint"]

@@ -84,6 +84,10 @@ QUESTIONS = (
         scope__seen={}, scope__tasks={"train.scope": "tasks"}, scope__all={"train.scope": "all"},
     ),
     *_question(
+        "Among which classes does a client choose that is told the task?", "fedmes",
+        block__whole={}, block__drawn={"stream.block": "drawn"},
+    ),
+    *_question(
         "How strong is the pull towards the received model (in rule 1 only)?", "fedmes",
         lambda__paper={}, lambda__rescaled={"fedmes.lambda": "rescaled"}, lambda__0={"fedmes.lambda": 0.0},
     ),
