@@ -136,10 +136,11 @@ def test_a_damaged_checkpoint(tmp_path, damage):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_to_1e_6(tmp_path):
+@pytest.mark.parametrize("method", ["fedmes", "fedweit"])
+def test_on_a_gpu_to_1e_6(tmp_path, method):
     asked = {
-        "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 2, "batch": 10, "memory": 12,
-        "device": "cuda", "engine": {"name": "stacked"}, "model": {"name": "cnn6"},
+        "benchmark": "synthetic", "method": method, "clients": 3, "tasks": 2, "rounds": 2, "epochs": 2, "batch": 10,
+        "memory": 12, "device": "cuda", "engine": {"name": "stacked"}, "model": {"name": "cnn6"},
         "data": {"image_size": 32}, "synthetic": {"channels": 3}, "checkpoint": {"every": "round"},
     }  # fmt: skip
     whole = fedmes.run(out=tmp_path / "whole", **asked)

@@ -118,7 +118,7 @@ class Lane:
         own_step = FunctionType(code, Lane.step.__globals__, closure=Lane.step.__closure__)
         cuda = self.clock.device.type == "cuda"
         # C++ around the kernels lets go of Python's lock, so that lanes on a CPU really run side by side.
-        options: dict[str, Any] = {} if cuda else {"cpp_wrapper": True}
+        options: dict[str, Any] = _repeatable() if cuda else {"cpp_wrapper": True}
         step: Callable[[], object] = torch.compile(
             MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
         )
@@ -167,6 +167,14 @@ class Lane:
                 by_type.setdefault(tensor.dtype, []).append(tensor[seed, index])
             self._views[what, seed, index] = list(by_type.values())
         return self._views[what, seed, index]
+
+
+def _repeatable() -> dict[str, Any]:
+    """The compiler takes the variant of a kernel that wins a race, and the winner decides how sums are rounded. Where
+    kernels shall repeat (devices.py) there is no race, if this torch can do without."""
+    from torch._inductor import config
+
+    return {"deterministic": True} if torch.backends.cudnn.deterministic and hasattr(config, "deterministic") else {}
 
 
 def _own_kernels() -> AbstractContextManager[None]:
