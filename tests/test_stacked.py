@@ -122,7 +122,7 @@ def test_lanes_change_nothing(threads):
         {"knn.theta": "tuned"},
         {"knn.memory": "before", "knn.kernel": "exp_d2"},
         {"train.scope": "block"},
-        {"train.scope": "tasks", "stream.classes_max": 3},
+        {"train.scope": "tasks", "stream.classes_max": 3, "eval.told": "block"},
         {"train.scope": "all", "optim.name": "sgd"},
         {"fedmes.start": "continue", "fedmes.lambda": 0.5},
         {"memory": 0},

@@ -233,18 +233,6 @@ def test_staggered_clients_are_not_in_step():
     assert (made.active == (made.position >= 0)).all()
 
 
-def test_a_task_may_be_no_more_than_what_its_client_drew():
-    def tasks(block):
-        made = open_benchmark(config.load(None, {"benchmark": "synthetic", "stream.block": block})).stream(0)
-        return [task for client in made.clients for task in client.tasks]
-
-    pairs = list(zip(tasks("whole"), tasks("drawn"), strict=True))
-    assert any(set(a.classes) < set(a.block) for a, _ in pairs)
-    for a, b in pairs:
-        assert b.block == b.classes == a.classes  # the same images, another choice for who is told the task
-        assert (a.train.tolist(), a.test.tolist()) == (b.train.tolist(), b.test.tolist())
-
-
 def test_assemble_lets_only_those_with_a_task_take_part():
     digits = stream("digits")
     two = [digits.clients[0], dataclasses.replace(digits.clients[1], tasks=digits.clients[1].tasks[:1])]

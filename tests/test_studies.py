@@ -48,6 +48,7 @@ def root(tmp_path_factory):
 
 
 FEWER = {
+    "table1-block": ("fedavg", "fedmes"),
     "curves": ("fedavg", "fedmes"),
     "clients": ("fedweit", "fedmes"),
     "questions": ("start=continue", "lambda=0", "fedagem-personal", "k=1", "features=conv"),
@@ -211,6 +212,7 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     questions = directories("questions")
     assert questions["start=global"] == questions["lambda=paper"] == questions["k=9"] == questions["adam"]
     assert len(set(questions.values())) == 26
+    assert directories("table1-block", **ten)["fedmes"].name == f"{table1['fedmes'].name}-told-block"
     assert questions["start=global"] != table1["fedmes"]  # three seeds are not five
     beyond = directories("beyond", **ten)
     assert beyond["fedmes-150"] == table1["fedmes"] and beyond["joint-150"] == table1["joint"]

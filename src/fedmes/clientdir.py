@@ -65,7 +65,7 @@ class About(BaseModel):
     shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]  # what the network sees: [C, H, W] or [D]
     class_names: Annotated[list[str], Field(min_length=1)]
     seen: list[Count]  # class ids that the client has met: what is chosen among
-    blocks: list[list[Count]]  # class ids of each task's block
+    blocks: list[list[Count]]  # class ids of each task: what is chosen among by who is told it
     tasks_learned: Count
     position: Count  # the task learned last, from 0
     memory_size: Count
@@ -157,7 +157,7 @@ def save_client(
         shape=list(dataset.shape),
         class_names=list(dataset.class_names),
         seen=np.flatnonzero(plan.seen[last]).tolist(),
-        blocks=[np.flatnonzero(block).tolist() for block in plan.blocks],
+        blocks=[np.flatnonzero(classes).tolist() for classes in plan.told],
         tasks_learned=len(learned),
         position=last,
         memory_size=plan.capacity,

@@ -68,6 +68,9 @@ class Train(Section):
 
 class Eval(Section):
     model: Literal["personal", "global"] | None = None  # left out: as the method has it
+    told: Literal["own", "block"] = (
+        "own"  # told its task, a client chooses among those of its classes that it has, or all
+    )
 
 
 class KNN(Section):
@@ -91,7 +94,6 @@ class StreamOptions(Section):
     test_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
     classes_min: Positive = 2
     classes_max: Positive = 5
-    block: Literal["whole", "drawn"] = "whole"  # the classes of a client's task: its block's, or those the client drew
     partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = "even"  # a class's shares
     arrival: Literal["lockstep", "staggered"] = "lockstep"  # when tasks begin
 

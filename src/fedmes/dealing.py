@@ -36,7 +36,6 @@ def split(
     classes_max: int,
     partition: str = "even",
     arrival: str = "lockstep",
-    block: str = "whole",
 ) -> Stream:
     """A benchmark's stream, given the classes of each block: own task orders, drawn classes, images shared out.
 
@@ -48,15 +47,12 @@ def split(
     orders = _orders(seed, clients, blocks, notes)
     drawn: dict[tuple[int, int], tuple[int, ...]] = {}
     for k in range(clients):
-        for b, classes in enumerate(members):
-            most = min(classes_max, len(classes))
+        for b, block in enumerate(members):
+            most = min(classes_max, len(block))
             count = draws.integer(min(classes_min, most), most, seed, "class-count", k, b)
-            chosen = draws.permutation(len(classes), seed, "classes", k, b)[:count]
-            drawn[k, b] = tuple(sorted(classes[i] for i in chosen))
-    wanted = [
-        [(drawn[k, b] if block == "drawn" else members[b], drawn[k, b], str(b)) for b in range(blocks)]
-        for k in range(clients)
-    ]
+            chosen = draws.permutation(len(block), seed, "classes", k, b)[:count]
+            drawn[k, b] = tuple(sorted(block[i] for i in chosen))
+    wanted = [[(members[b], drawn[k, b], str(b)) for b in range(blocks)] for k in range(clients)]
     people = _deal(
         train_labels, test_labels, wanted, seed=seed, frac=frac, cap=cap, test_frac=test_frac, partition=partition,
         notes=notes,

@@ -73,6 +73,7 @@ class Site:
         self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
+        self.told = torch.from_numpy(self.plan.told).to(samples.device)
         self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
         self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
 

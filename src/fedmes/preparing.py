@@ -221,6 +221,7 @@ def _work(config: Config, method: Method) -> Work:
         per_task=config.memory.per_task,
         policy=config.memory.policy,
         hold_back=method.tune is not None,
+        told=config.eval.told,
         walk=method.walk,
         broken=config.faults.nan,
     )

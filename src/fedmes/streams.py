@@ -29,7 +29,7 @@ class Task:
     """One client's share of one task."""
 
     name: str
-    block: tuple[int, ...]  # the classes among which the masked score chooses
+    block: tuple[int, ...]  # all classes of the task, of which the client has `classes`
     classes: tuple[int, ...]  # the classes this client has
     train: Ints  # rows of the data set
     test: Ints

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 STUDY_NAMES = (
-    "table1", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions", "beyond", "lr",
-)  # fmt: skip  # fmt: skip
+    "table1", "table1-block", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions",
+    "beyond", "lr",
+)  # fmt: skip
 
 
 @app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")

@@ -55,7 +55,7 @@ def client_score(
     for task in range(position + 1):
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
-        scopes = torch.stack([site.seen[position], site.blocks[task]])
+        scopes = torch.stack([site.seen[position], site.told[task]])
         told = _like(me.position, [-1, task])
         # Only what depends on the scope is computed twice: the network runs once for both scores.
         both = vmap(method.predict, in_dims=(None, None, 0, 0, None))

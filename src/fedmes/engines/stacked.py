@@ -50,6 +50,7 @@ class StackedEngine:
         self.plans: list[list[Plan]] = [f.plans for f in federations]
         self.seeds, self.clients = len(self.plans), len(self.plans[0])
         self.batches = Batches(samples, federations, method.config.train.scope)
+        self.told = self.batches.put(np.array(each(lambda plan: plan.told, self.plans)))
         self.learned = np.full((self.seeds, self.clients), -1)
         self.notes: list[str] = []
         self.compile_seconds = 0.0
@@ -263,8 +264,8 @@ class StackedEngine:
             now = each(lambda pieces, j=j: pieces[j] if j < len(pieces) else (0, NOBODY), tests)
             task = self.batches.put(np.array(each(lambda piece: piece[0], now)))
             x, y, mask = self.batches.samples(self.batches.put(padded(each(lambda piece: piece[1], now))))
-            block = me.blocks.take_along_dim(task[:, :, None, None], dim=2)[:, :, 0]
-            scopes = torch.stack([me.seen, block], dim=2)
+            choice = self.told[:, group].take_along_dim(task[:, :, None, None], dim=2)[:, :, 0]
+            scopes = torch.stack([me.seen, choice], dim=2)
             told = torch.stack([torch.full_like(task, -1), task], dim=2)
             counts.append(count(ready, x, y, mask, scopes, told, me))
         kinds = list(counts[0])

@@ -2,8 +2,8 @@
 
 The memory is replayed beside every batch, in one softmax over all classes met so far in which the batch's classes have
 no advantage from being seen so often. The model that the federation had when the task began teaches what earlier
-classes look like. Images move a little each time they are seen. Halfway between the client's own model and the averaged
-one lies the model that predicts.
+classes look like. Images move a little each time they are seen. A round begins halfway between the client's own model
+and the averaged one, and the client's own predicts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FedMeSPlus(FedAvg):
     store = "memory"
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
-    judged: ClassVar[str] = "halfway"
+    judged: ClassVar[str] = "personal"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
@@ -42,6 +42,11 @@ class FedMeSPlus(FedAvg):
 
     def begin_task(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
         return put("past.w", pick(bc, "w"))
+
+    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
+        own = pick(st, "w")
+        kept = (st["log.steps"] > 0).to(st["log.steps"]) / 2  # who has not trained yet has nothing to keep
+        return self.start(own | {name: p + kept * (own[name] - p) for name, p in pick(bc, "w").items()})
 
     def end_task(self, st: Tensors, me: Me) -> Tensors:
         return {"past.seen": me.seen}
@@ -76,16 +81,6 @@ class FedMeSPlus(FedAvg):
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
         both = vmap(self.net.logits, in_dims=(None, 0, 0))(params, torch.stack([x, old]), keys)
         return both[0], both[1]
-
-    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
-        if self.judged_model != "halfway":
-            return super().ready(st, bc, store)
-        return put("w", {name: (p + bc[f"w.{name}"]) / 2 for name, p in pick(st, "w").items()})
-
-    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
-        """A client that is told a task chooses among the task's classes that it has met, if it has met any."""
-        met = scope & me.seen
-        return super().predict(ready, x, torch.where(met.any(), met, scope), task, me)
 
 
 def log_frequency(current: Tensor, seen: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def _titled(figure: Figure, title: str) -> Figure:
 def _of_setting(study: str, outcomes: Sequence[Outcome], benchmark: str, clients: int) -> dict[str, Figure]:
     """The figures of a study for one benchmark and number of clients, by what is added to a file's name."""
     runs = views.there(outcomes)
-    if study == "table1":
+    if study in ("table1", "table1-block"):
         return {"": beside_the_paper(runs, benchmark, clients)}
     if study == "curves":
         return {"": report.per_task(runs)}
