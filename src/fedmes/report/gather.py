@@ -24,7 +24,7 @@ from fedmes.results import Result
 
 RUN_FILES = ("config.toml", "result.json", "accuracy.npz", "rounds.csv")
 DEPTH = 3  # runs/ holds compare's folder, which holds the methods' folders
-HOW = ("engine.", "device", "output.", "comm.")  # how a run was computed, not what
+HOW = ("engine.", "device", "output.", "comm.", "checkpoint.")  # how a run was computed, not what
 
 
 @dataclass(frozen=True)

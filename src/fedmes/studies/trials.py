@@ -16,11 +16,9 @@ from fedmes.benchmarks import BENCHMARKS
 from fedmes.config import Config
 from fedmes.errors import UserError, unknown
 from fedmes.methods import METHODS
-from fedmes.report.gather import HOW as COMPUTED
-from fedmes.report.gather import Run
+from fedmes.report.gather import HOW, Run
 from fedmes.studies.declared import STUDIES, Line, Study
 
-HOW = (*COMPUTED, "checkpoint.")  # says how a run is computed, and is no part of what it is
 PROTOCOL, LEARNING_RATES = "protocol.toml", "learning-rates.toml"
 
 
