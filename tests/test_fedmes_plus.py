@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -110,7 +109,7 @@ def test_colour_images_move_unless_told_otherwise():
 
 
 class Watched(FedMeSPlus):
-    """Where each round began, and how far a teacher moved each step."""
+    """Which step moved where, with and without a teacher."""
 
     def step(self, st, bc, batch, mem, me):
         new = super().step(st, bc, batch, mem, me)
@@ -119,20 +118,25 @@ class Watched(FedMeSPlus):
         alone = super().step(st, bc, batch, mem, me)
         self.options = self.options.model_copy(update={"teach": teach})
         apart = max(float((new[f"w.{n}"] - alone[f"w.{n}"]).abs().max()) for n in pick(st, "w"))
-        self.steps.append((int(me.position), apart))
-        if st["log.steps"] == 0:
-            self.starts.append((int(me.client), pick(st, "w"), pick(bc, "w")))
+        self.seen.append((int(me.position), float(st["log.steps"]), bool(me.first), apart))
         return new
 
 
-def watched(**options):
-    return Run(options, type("Seeing", (Watched,), {"steps": [], "starts": []}))
-
-
-def test_the_teacher_has_no_say_in_the_first_task():
-    steps = watched(**{"optim.name": "sgd"}).prepared.method.steps
-    assert max(apart for position, apart in steps if position == 0) == 0.0
-    assert max(apart for position, apart in steps if position > 0) > 1e-6
+def test_the_teacher_has_no_say_in_the_first_task_nor_in_a_later_ones_first_step():
+    """Whoever begins where the teacher stands agrees with it: its term has no gradient there. Then it has."""
+    run = Run({"optim.name": "sgd"}, type("Seeing", (Watched,), {"seen": []}))
+    seen = run.prepared.method.seen
+    apart = {
+        kind: max((a for p, step, first, a in seen if chosen(p, step, first)), default=0.0)
+        for kind, chosen in {
+            "first task": lambda p, step, first: p == 0,
+            "first step": lambda p, step, first: p > 0 and first and step == 0,
+            "later": lambda p, step, first: p > 0 and step > 0,
+        }.items()
+    }
+    assert apart["first task"] == 0.0
+    assert apart["first step"] < 1e-12
+    assert apart["later"] > 1e-6
 
 
 def test_the_teacher_is_the_model_received_when_the_task_began():
@@ -148,32 +152,20 @@ class UniformFedAvg(FedAvg):
     average = "uniform"
 
 
-def test_the_first_round_is_fedavgs():
-    """No memory, nobody who teaches, nothing to balance, no model of one's own yet."""
-    same = {"tasks": 1, "rounds": 1}
+def test_the_first_task_is_fedavgs():
+    """No memory, nobody who teaches, nothing to balance."""
+    same = {"tasks": 1, "rounds": 2}
     plus, fedavg = Run(same | {"method": "fedmes-plus"}), Run(same, UniformFedAvg)
     for mine, theirs in zip(plus.servers, fedavg.servers, strict=True):
         assert_same(mine, theirs, 1e-12)
 
 
-@pytest.mark.parametrize("arrival", ["lockstep", "staggered"])
-def test_a_round_begins_halfway_between_own_and_received(arrival):
-    """The first one, however late it comes, begins with the received model."""
-    run = watched(**{"stream.arrival": arrival})
-    starts, own = iter(run.prepared.method.starts), {}
-    for active, clients in zip(run.prepared.federations[0].stream.active, run.clients, strict=True):
-        for k in np.flatnonzero(active).tolist():
-            client, w, received = next(starts)
-            assert client == k
-            assert_same(w, {n: (p + own[k][n]) / 2 if k in own else p for n, p in received.items()}, 1e-15)
-            own[k] = clients[k]
-    assert next(starts, None) is None
-
-
-def test_the_clients_own_model_predicts():
-    run = Run({"method": "fedmes-plus"})
-    for k, w in enumerate(run.clients[-1]):
-        assert_same(pick(run.engine.predictor(0, k), "w"), w)
+def test_halfway_between_own_and_averaged_predicts():
+    for model, own in {None: 0.5, "personal": 1.0, "global": 0.0}.items():
+        run = Run({"method": "fedmes-plus", "eval.model": model})
+        for k, w in enumerate(run.clients[-1]):
+            between = {name: own * p + (1 - own) * run.servers[-1][name] for name, p in w.items()}
+            assert_same(pick(run.engine.predictor(0, k), "w"), between, 1e-15)
 
 
 @pytest.mark.parametrize(

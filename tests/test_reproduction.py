@@ -27,8 +27,3 @@ def test_a_cell_says_what_its_result_says(cell):
     accuracy = found["acc_all"]
     assert (mean, spread) == (short(accuracy["mean"], 3), short(accuracy["std"], 3))
     assert forgetting == short(found["fr"]["mean"], 2)
-
-
-def test_every_link_leads_to_a_file():
-    for link in re.findall(r"\]\(([^)# ]+)[^)]*\)", PAGE.read_text(encoding="utf-8")):
-        assert (PAGE.parent / link).exists(), link

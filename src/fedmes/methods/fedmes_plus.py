@@ -2,8 +2,8 @@
 
 The memory is replayed beside every batch, in one softmax over all classes met so far in which the batch's classes have
 no advantage from being seen so often. The model that the federation had when the task began teaches what earlier
-classes look like. Images move a little each time they are seen. A round begins halfway between the client's own model
-and the averaged one, and the client's own predicts.
+classes look like. Images move a little each time they are seen. Halfway between the client's own model and the averaged
+one lies the model that predicts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FedMeSPlus(FedAvg):
     store = "memory"
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
-    judged: ClassVar[str] = "personal"
+    judged: ClassVar[str] = "halfway"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
@@ -43,18 +43,12 @@ class FedMeSPlus(FedAvg):
     def begin_task(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
         return put("past.w", pick(bc, "w"))
 
-    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
-        own = pick(st, "w")
-        kept = (st["log.steps"] > 0).to(st["log.steps"]) / 2  # who has not trained yet has nothing to keep
-        return self.start(own | {name: p + kept * (own[name] - p) for name, p in pick(bc, "w").items()})
-
     def end_task(self, st: Tensors, me: Me) -> Tensors:
         return {"past.seen": me.seen}
 
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         x, old = self.shown(batch.x, me.key + FROM_TASK), self.shown(mem.x, me.key + FROM_MEMORY)
-        mask = torch.cat([batch.mask, mem.mask])
-        taught = self.net.logits(pick(st, "past.w"), torch.cat([x, old]))
+        taught = self.net.logits(pick(st, "past.w"), x)
         current = at(me.blocks, me.position) & me.seen
         prior = self.options.balance * log_frequency(current, me.seen).to(x.dtype)
 
@@ -62,7 +56,7 @@ class FedMeSPlus(FedAvg):
             now, before = self.both_logits(w, x, old, me.key)
             learned = cross_entropy(now + prior, batch.y, batch.mask, batch.scope)
             replayed = cross_entropy(before + prior, mem.y, mem.mask, mem.scope)
-            kept = distillation(taught, torch.cat([now, before]), st["past.seen"], mask, TEMPERATURE)
+            kept = distillation(taught, now, st["past.seen"], batch.mask, TEMPERATURE)
             return learned + replayed + self.options.teach * kept
 
         g, value = grad_and_value(loss)(pick(st, "w"))
@@ -81,6 +75,11 @@ class FedMeSPlus(FedAvg):
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
         both = vmap(self.net.logits, in_dims=(None, 0, 0))(params, torch.stack([x, old]), keys)
         return both[0], both[1]
+
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        if self.judged_model != "halfway":
+            return super().ready(st, bc, store)
+        return put("w", {name: (p + bc[f"w.{name}"]) / 2 for name, p in pick(st, "w").items()})
 
 
 def log_frequency(current: Tensor, seen: Tensor) -> Tensor:
