@@ -64,6 +64,9 @@ def core50(root, sessions=11):
                 picture(root / f"core50_128x128/s{s}/o{o}/C_{s:02d}_{o:02d}_{f:03d}.png", 10 * s + f, 16)
 
 
+# --- CIFAR-100 -----------------------------------------------------------------------------------------------------
+
+
 def test_cifar100(tmp_path):
     made = cifar(tmp_path)
     data = catalog.load("cifar100", root=tmp_path)
@@ -130,6 +133,9 @@ def test_a_damaged_file_is_named_and_a_repaired_one_read(tmp_path, damage):
     assert len(catalog.load("cifar100", root=tmp_path).y) == 400
 
 
+# --- EMNIST --------------------------------------------------------------------------------------------------------
+
+
 def test_emnist_drops_the_two_smallest_classes_and_turns_images(tmp_path):
     labels = np.concatenate([np.repeat(np.arange(62), 5), np.delete(np.arange(62), [19, 45])])
     x = emnist(tmp_path, "byclass", labels)  # the same file twice: twice as many of each
@@ -161,6 +167,9 @@ def test_a_truncated_archive(tmp_path):
     assert len(catalog.load("emnist-letters", root=tmp_path).y) == 52
 
 
+# --- CORe50 --------------------------------------------------------------------------------------------------------
+
+
 def test_core50(tmp_path):
     core50(tmp_path)
     data = catalog.load("core50", root=tmp_path, image_size=8)
@@ -182,6 +191,9 @@ def test_a_missing_session(tmp_path):
         catalog.load("core50", root=tmp_path)
     core50(tmp_path)
     assert len(catalog.load("core50", root=tmp_path).y) == 165
+
+
+# --- MiniImageNet and TinyImageNet ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["folders", "pickles", "lists"])
@@ -232,6 +244,9 @@ def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
     (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn3\n")
     with pytest.raises(UserError, match=r"val_annotations.txt: class n3 has no training images"):
         catalog.load("tinyimagenet", root=tmp_path)
+
+
+# --- the cache -----------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_used_and_follows_the_files(tmp_path, monkeypatch):
@@ -317,6 +332,9 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
     assert data.statistics is not None
 
 
+# --- what is missing, and what is there ----------------------------------------------------------------------------
+
+
 def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
     with pytest.raises(
@@ -389,6 +407,9 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     assert "there is no official download" in capsys.readouterr().out
     with pytest.raises(UserError, match="did you mean 'cifar100'"):
         commands.check("cifar10", tmp_path)
+
+
+# --- real images, where there are any ------------------------------------------------------------------------------
 
 
 @real

@@ -68,9 +68,7 @@ class Train(Section):
 
 class Eval(Section):
     model: Literal["personal", "global"] | None = None  # left out: as the method has it
-    told: Literal["own", "block"] = (
-        "own"  # told its task, a client chooses among those of its classes that it has, or all
-    )
+    told: Literal["own", "block"] = "own"  # who is told the task chooses among its own classes of it, or among all
 
 
 class KNN(Section):

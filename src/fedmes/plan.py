@@ -33,7 +33,7 @@ class Work:
     policy: str = "fifo"
     hold_back: bool = False
     broken: float = 0.0  # how likely an update comes out as no number
-    told: str = "own"  # the classes that the masked score chooses among: the client's of the task, or the whole "block"
+    told: str = "own"  # who is told the task chooses among the client's classes of it, or among the whole "block"
     walk: str = "task"  # the samples an epoch walks: "task", or "seen" for all tasks so far
 
 
@@ -81,7 +81,7 @@ class Plan:
         self.test: list[Ints] = [task.test for task in client.tasks]
         shape = (room or stream.tasks, stream.classes)
         self.blocks: Bools = np.zeros(shape, bool)
-        self.told: Bools = np.zeros(shape, bool)
+        self.told: Bools = np.zeros(shape, bool)  # of each task: what is chosen among by who is told it
         self.seen: Bools = np.zeros(shape, bool)  # at a position: classes met so far
         self.blocks_so_far: Bools = np.zeros(shape, bool)  # and those besides that its tasks have and it lacks
         self._rounds = [np.flatnonzero(self.position == p) for p in range(len(sizes))]
