@@ -18,10 +18,12 @@ class Grid:
             for k, node in enumerate(nodes)
         }
         self.away = lambda node, message: False  # who does not answer
+        self.gone = lambda: ()  # who is not even connected
         self.replies, self.received, self.sent = {}, [], 0
 
     def get_node_ids(self):
-        return list(self.contexts)
+        gone = {100 + k for k in self.gone()}
+        return [node for node in self.contexts if node not in gone]
 
     def push_messages(self, messages):
         ids = []

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -319,6 +320,8 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
     assert about["tasks_learned"] == 3
     nothing_new = serving.serve(inprocess.at_sites(folders), agreed, out)
     np.testing.assert_array_equal(nothing_new.acc, got.acc)
+    with pytest.raises(UserError, match="no site has finished a task in this run"):  # in another folder, all is done
+        serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "other")
 
 
 def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatch):
@@ -357,6 +360,36 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
     grid.away = away
     result = serving.serve(grid, agreed, tmp_path / "server")
     assert np.isfinite(result.acc[0, 1, 2, :3]).all() and np.isnan(result.acc[0, 0, 2]).all()
+
+
+@pytest.mark.parametrize(("needed", "lost"), [(2, {1}), (1, {0, 1})], ids=["too few", "nobody"])
+def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path):
+    """Sites go in the middle of a round and are back later: no round of the others' is spent without them, and a run
+    that nobody is there for has not ended."""
+    options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 2}
+    agreed = agreement(config.load(None, options)).with_({"server.min_clients": needed, "server.timeout": 2.0})
+    folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
+    grid = inprocess.at_sites(folders)
+    trained, looks = [], []
+
+    def away(k, message):
+        trained.append(k) if message.metadata.message_type == "train" else None
+        return len(trained) in (3, 4) and k in lost  # in the second round
+
+    def gone():
+        looks.append(len(trained)) if len(trained) >= 4 else None
+        return lost if 0 < len(looks) < 6 else ()
+
+    grid.away, grid.gone = away, gone
+    result = serving.serve(grid, agreed, tmp_path / "server")
+    assert looks[:6] == [4] * 6  # asked who is there, and nobody was told to train
+    assert np.isfinite(result.acc[0, :, 1, :2]).all()
+    rounds = Counter(int(row["client"]) for row in result.rounds)
+    assert rounds == {0: 4, 1: 4}
+    grid = inprocess.at_sites(folders)
+    grid.gone = lambda: {1}
+    with pytest.raises(UserError, match=r"1 of 2 sites are there, and server.min_clients is 2"):
+        serving.serve(grid, agreed.with_({"server.min_clients": 2, "server.timeout": 0.2}), tmp_path / "other")
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class Checkpoint(Section):
 
 class Server(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients with a task, how many take part in a round
-    min_clients: Positive = 1  # with fewer good updates the server keeps what it has
+    min_clients: Positive = 1  # with fewer good updates the server keeps what it has, and real sites' rounds wait
     patience: Annotated[float, Field(ge=0)] = 0.0  # seconds that real sites are asked for new tasks when all are done
     timeout: Annotated[float, Field(gt=0)] = 3600.0  # seconds until a site that does not answer is left out of a round
 

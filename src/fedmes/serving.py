@@ -31,6 +31,8 @@ def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | N
     with working_in(directory, config):
         engine = FlowerEngine(method, initial, config, grid)
         book = train(engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do)
+        if not book.accuracy:
+            raise UserError("; ".join(["no site has finished a task in this run", *engine.notes]))
         folder = directory / f"seed{config.seeds[0]}"
         folder.mkdir(exist_ok=True)
         clientdir.save_model(folder / "initial.safetensors", put("w", initial[0]))

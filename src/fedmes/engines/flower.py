@@ -151,7 +151,8 @@ class FlowerEngine:
         self.failures: Counter[str] = Counter()
         self.ended: list[tuple[int, int]] = []
         self.waiting = True  # does any site have something left to learn?
-        self._gather()
+        self.silent = False  # did nobody answer in the last round?
+        self._gather(GATHERING)
 
     @property
     def notes(self) -> list[str]:
@@ -160,24 +161,23 @@ class FlowerEngine:
 
     # -- who is there
 
-    def _gather(self) -> None:
-        """Wait for all sites for a while, and for as many as are needed as long as it takes."""
-        began = time.monotonic()
-        while len(self.nodes) < self.config.clients:
-            self._meet()
-            late = time.monotonic() - began > GATHERING
-            if late and len(self.nodes) >= self.config.server.min_clients:
+    def _gather(self, hope: float) -> None:
+        """Wait for all sites for `hope` seconds, and for as many as are needed as long as it takes."""
+        began, needed = time.monotonic(), self.config.server.min_clients
+        while (here := self._meet()) < self.config.clients:
+            waited = time.monotonic() - began
+            if waited >= hope and here >= needed:
                 break
-            if late and self.refused:
+            if waited >= hope and self.refused and len(self.nodes) < needed:
                 raise UserError("; ".join(sorted(set(self.refused.values()))))
-            if time.monotonic() - began > self.config.server.timeout:
-                raise UserError(f"{len(self.nodes)} of {self.config.clients} sites have come; nobody to begin with")
+            if waited > self.config.server.timeout:
+                raise UserError(f"{here} of {self.config.clients} sites are there, and server.min_clients is {needed}")
             time.sleep(POLL)
 
-    def _meet(self) -> None:
-        """Ask nodes that are new who they are."""
-        known = {*self.nodes.values(), *self.refused}
-        new = [node for node in self.grid.get_node_ids() if node not in known]
+    def _meet(self) -> int:
+        """Ask nodes that are new who they are. How many sites are there?"""
+        there, known = set(self.grid.get_node_ids()), {*self.nodes.values(), *self.refused}
+        new = sorted(there - known)
         for s in range(len(self.servers)):
             orders = {node: self._message("query", node, s, {}, {}) for node in new if node not in self.refused}
             for node, (facts, _) in self._exchange(orders).items():
@@ -186,9 +186,13 @@ class FlowerEngine:
                     continue
                 k = int(facts["client"])
                 self.nodes[k], self.names[k], self.held[s, k] = node, str(facts["name"]), int(facts["version"])
+        return len(there.intersection(self.nodes.values()))
 
     def anything_to_do(self) -> bool:
-        """Does any site have something left to learn? If none has, they are asked again for a while."""
+        """Does any site have something left to learn? If none has, they are asked again for a while. If all are gone,
+        there is nobody to say so, and the next round waits for them."""
+        if self.silent and not self._meet():
+            return True
         deadline = time.monotonic() + self.config.server.patience
         while not self.waiting and time.monotonic() < deadline:
             self._meet()
@@ -246,8 +250,8 @@ class FlowerEngine:
 
     @torch.no_grad()
     def round(self, g: int) -> list[RoundRow]:
-        self._meet()
-        self.ended, self.waiting = [], False
+        self._gather(hope=0)
+        self.ended, self.waiting, self.silent = [], False, True
         return [row for s in range(len(self.servers)) for row in self._seed_round(s, g)]
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
@@ -255,6 +259,7 @@ class FlowerEngine:
         updates: dict[int, Update] = {}
         unreadable: dict[int, str] = {}
         answers, size = self._ask("train", s, self._chosen(g), g)
+        self.silent &= not answers
         for k, (facts, packed) in sorted(answers.items()):
             self.waiting |= bool(facts["waiting"])
             if facts["ended"]:
