@@ -144,8 +144,8 @@ def test_blocks_and_classes_seen_in_lock_step():
     assert [np.flatnonzero(row).tolist() for row in made.blocks] == [[0, 1, 2], [3, 4], [5, 6, 7]]
     assert [np.flatnonzero(row).tolist() for row in made.seen] == [[0, 2], [0, 2, 3, 4], [0, 2, 3, 4, 5, 6]]
     assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [[0, 1, 2], [*range(5)], [*range(8)]]
-    assert [np.flatnonzero(row).tolist() for row in made.told] == [[0, 2], [3, 4], [5, 6]]
-    assert np.array_equal(plan(told="block").told, made.blocks)
+    assert [np.flatnonzero(row).tolist() for row in made.told("own")] == [[0, 2], [3, 4], [5, 6]]
+    assert np.array_equal(made.told("block"), made.blocks)
 
 
 def test_tables_of_a_client_with_fewer_tasks_are_as_long_as_the_longest():

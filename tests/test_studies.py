@@ -28,11 +28,16 @@ def tiny(study, out, clients=2, **fields):
     return Scope(study, out, clients=(clients,), benchmarks=("synthetic",), seeds=(0,), options=TINY, **fields)
 
 
-def execute(config, place):
-    return experiment.execute(prepare(config), place, resume=True)
+def execute(config, place, readings):
+    return experiment.execute(prepare(config, readings=readings), place, resume=True)
 
 
-def never(config, place):
+def reproduce(scope, execute):
+    (written,) = studies.reproduce([scope], execute)
+    return written
+
+
+def never(config, place, readings):
     raise AssertionError(f"{place} was to be reused")
 
 
@@ -62,11 +67,11 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
     scope = tiny(study, root, 5 if study == "heteromemory" else 2, methods=FEWER.get(study))
     trained = []
 
-    def counted(config, place):
+    def counted(config, place, readings):
         trained.append(place.name)
-        return execute(config, place)
+        return execute(config, place, readings)
 
-    written = studies.reproduce(scope, counted)
+    written = reproduce(scope, counted)
     assert len(trained) == len(set(trained))
     if study in ("curves", "clients", "wallclock"):
         assert trained == []  # they show table1's runs
@@ -83,12 +88,12 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
 
     before = {path: path.read_bytes() for path in folder.iterdir()}
     if study != "questions":
-        studies.reproduce(scope, never)
+        reproduce(scope, never)
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_numbers_in_the_table_are_those_of_the_result(root):
-    written = studies.reproduce(tiny("table1", root), execute)
+    written = reproduce(tiny("table1", root), execute)
     found = {row["method"]: row for row in rows(written)}
     assert list(found) == [*PAPER_METHODS[:-1], "fedmes-nolip", "fedmes", "local", "local-er", "joint"]
     for run in json.loads(written.page.with_suffix(".json").read_text())["runs"]:
@@ -105,19 +110,19 @@ def test_numbers_in_the_table_are_those_of_the_result(root):
 def test_a_run_that_was_stopped_goes_on(tmp_path):
     scope = tiny("fusion40", tmp_path, methods=("fedmes",))
 
-    def stopping(config, place):
+    def stopping(config, place, readings):
         return experiment.execute(prepare(config), place, resume=True, stop=lambda: True)
 
     with pytest.raises(Stopped):
-        studies.reproduce(scope, stopping)
+        reproduce(scope, stopping)
     rounds = []
 
-    def going_on(config, place):
+    def going_on(config, place, readings):
         return experiment.execute(prepare(config), place, rounds.append, resume=True)
 
-    first = rows(studies.reproduce(scope, going_on))
+    first = rows(reproduce(scope, going_on))
     assert [now.rounds_done for now in rounds] == [2]
-    whole = studies.reproduce(replace(scope, out=tmp_path / "other"), execute)
+    whole = reproduce(replace(scope, out=tmp_path / "other"), execute)
     assert rows(whole) == first
 
 
@@ -146,7 +151,7 @@ def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_pat
     by_name = {(trial.config.benchmark, trial.line.label): trial for trial in trials.wanted(scope)}
     put(by_name["split-cifar100", "fedmes"], 0.25, [0.5, 0.6, 0.6, 0.6, 0.6], 0.2)
     put(by_name["split-cifar100", "fedavg"], 0.2, 0.3)
-    written = studies.reproduce(scope, None)
+    written = reproduce(scope, None)
     found = {(row["table"].split(" · ")[0], row["method"]): row for row in rows(written)}
 
     fedmes = found["split-cifar100", "fedmes"]
@@ -171,13 +176,13 @@ def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_pat
 
 def test_the_command_of_an_open_cell_makes_that_run_alone(tmp_path, capsys):
     scope = tiny("memory", tmp_path)
-    written = studies.reproduce(scope, None)
+    written = reproduce(scope, None)
     assert len(written.open) == 9
     command = shlex.split(written.open[2].trial.command)
     assert command[:2] == ["fedmes", "reproduce"]
     cli.app([*command[1:], "-q"], standalone_mode=False)
     assert capsys.readouterr().out == f"{tmp_path}/memory/memory.md\n"
-    again = studies.reproduce(scope, None)
+    again = reproduce(scope, None)
     cells = {row["samples a client"]: row["Acc masked"] for row in rows(again)}
     assert [size for size, cell in cells.items() if cell != "open"] == ["90"]
 
@@ -186,16 +191,16 @@ def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path)
     scope = Scope("memory", tmp_path, methods=("memory-30",))
     (trial,) = trials.wanted(scope)
     put(trial, 0.5)
-    assert studies.reproduce(scope, never).open == []
-    assert studies.reproduce(replace(scope, options={"engine.precision": "bf16"}), never).open == []
-    (missing,) = studies.reproduce(replace(scope, options={"engine.precision": "float32"}), None).open
+    assert reproduce(scope, never).open == []
+    assert reproduce(replace(scope, options={"engine.precision": "bf16"}), never).open == []
+    (missing,) = reproduce(replace(scope, options={"engine.precision": "float32"}), None).open
     assert "engine.precision bf16, not float32" in missing.reason
-    (missing,) = studies.reproduce(replace(scope, options={"optim.lr": 0.1}), None).open
+    (missing,) = reproduce(replace(scope, options={"optim.lr": 0.1}), None).open
     assert missing.reason == "not run"
     (trial.directory / "config.toml").write_text(
         (trial.directory / "config.toml").read_text().replace("lr = 0.001", "lr = 0.5")
     )
-    (missing,) = studies.reproduce(scope, None).open
+    (missing,) = reproduce(scope, None).open
     assert "optim.lr 0.5, not 0.001" in missing.reason
 
 
@@ -205,11 +210,11 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
 
     ten = {"benchmarks": ("split-cifar100",), "clients": (10,)}
     table1, memory, hetero = directories("table1", **ten), directories("memory"), directories("heteromemory")
-    assert memory["memory-150"] == hetero["Fix150"] == table1["fedmes"]
     assert directories("wallclock", **ten)["fedweit"] == table1["fedweit"]
     assert hetero["Here10-50"].name == "fedmes-memory-10to50by10"
     assert len({*memory.values(), *hetero.values()}) == 9 + 6
     questions = directories("questions")
+    assert memory["memory-150"] == hetero["Fix150"] == questions["start=global"]
     assert questions["start=global"] == questions["lambda=paper"] == questions["k=9"] == questions["adam"]
     assert len(set(questions.values())) == 26
     assert directories("table1-block", **ten)["fedmes"].name == f"{table1['fedmes'].name}-told-block"
@@ -239,7 +244,7 @@ def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(t
             put(trial, 0.5)
         if trial.config.method == "ditto" and rate < 1e-3:  # the grid is not whole: no choice
             put(trial, 0.5)
-    written = studies.reproduce(scope, None)
+    written = reproduce(scope, None)
     assert (tmp_path / "learning-rates.toml").read_text().splitlines()[2:] == [
         "[split-cifar100]",
         "fedavg = 0.001",
@@ -281,7 +286,7 @@ def test_a_quick_version_says_so_everywhere(tmp_path, study):
         assert trial.config.benchmark in ("split-digits", "synthetic")
         if trial.line.label in ("fedmes", "memory-5", "Fix5", "start=global", "fedmes-plus-30") or study == "lr":
             put(trial, 0.5, 0.6, 0.4 if trial.config.method == "fedmes" else None)
-    written = studies.reproduce(scope, None)
+    written = reproduce(scope, None)
     files = list((tmp_path / "quick" / study).iterdir())
     assert len({path.suffix for path in files}) == 6
     assert all(path.name.startswith(f"{study}-quick") for path in files)
@@ -304,14 +309,14 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     scope = Scope("wallclock", tmp_path, benchmarks=("split-emnist",), clients=(20,))
     for trial in trials.wanted(scope):
         put(trial, 0.5)
-    fedmes, fedweit = rows(studies.reproduce(scope, None))
+    fedmes, fedweit = rows(reproduce(scope, None))
     assert [fedmes[f"{part} s"] for part in ("computing", "communication", "together")] == ["6.0", "4.0", "10.0"]
     assert fedweit["computed on"] == "cuda, stacked, bf16"
     scope = Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0"))
     default, zero = trials.wanted(scope)
     put(default, [0.4, 0.5, 0.6], nolip=0.3)
     put(zero, [0.5, 0.5, 0.5], nolip=0.3)
-    default, zero = rows(studies.reproduce(scope, None))
+    default, zero = rows(reproduce(scope, None))
     assert default["rule-2 steps"] == "30.0%"
     assert default["Acc less default, masked"] == "default"
     assert float(zero["Acc less default, masked"]) == pytest.approx(0)
@@ -321,12 +326,12 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
 def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path / "nothing"))
     scope = tiny("fusion40", tmp_path / "out", methods=("fedmes",))
-    written = studies.reproduce(replace(scope, benchmarks=("split-core50", "synthetic")), execute)
+    written = reproduce(replace(scope, benchmarks=("split-core50", "synthetic")), execute)
     (missing,) = written.open
     assert "core50 is not in" in missing.reason
     assert "core50 is not in" in written.text
     with pytest.raises(UserError, match=r"no run could be made .*core50"):
-        studies.reproduce(replace(scope, benchmarks=("split-core50",)), execute)
+        reproduce(replace(scope, benchmarks=("split-core50",)), execute)
 
 
 def test_bad_input_is_refused():
@@ -345,7 +350,7 @@ def test_a_method_beyond_the_papers_may_join(tmp_path):
     scope = Scope("table1", tmp_path, benchmarks=("split-emnist",), clients=(10,), methods=("fedmes", "knn-per"))
     for trial in trials.wanted(scope):
         put(trial, 0.5, nolip=0.4)
-    methods = [row["method"] for row in rows(studies.reproduce(scope, None))]
+    methods = [row["method"] for row in rows(reproduce(scope, None))]
     assert methods == ["fedmes-nolip", "fedmes", "knn-per-nolip", "knn-per"]
 
 

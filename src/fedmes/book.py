@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -46,10 +46,12 @@ class Origin:
 class Book:
     """What is written down while a run goes on."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, readings: Iterable[str] = ()) -> None:
+        """`readings`: names of other ways to judge the same training."""
         self.config = config
         self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
         self.accuracy: dict[str, np.ndarray] = {}
+        self.readings: dict[str, dict[str, np.ndarray]] = {"": self.accuracy} | {name: {} for name in readings}
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
         self.slowest_bytes = 0  # over all rounds of the first seed
@@ -57,13 +59,22 @@ class Book:
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
         """Itself, for a checkpoint."""
-        arrays = {name: torch.from_numpy(table) for name, table in self.accuracy.items()}
-        rows = [asdict(row) for row in self.rows]
-        return put("book", arrays), {"rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes}
+        arrays: Tensors = {}
+        for part, tables in zip(_parts(self.readings), self.readings.values(), strict=True):
+            arrays |= put(part, {name: torch.from_numpy(table) for name, table in tables.items()})
+        rows, readings = [asdict(row) for row in self.rows], list(self.readings)
+        return arrays, {
+            "rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes, "readings": readings
+        }  # fmt: skip
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
-        self.accuracy = {name: grown(t, nothing).numpy() for name, t in pick(tensors, "book").items()}
+        there = list(about["readings"])
+        for part, reading in zip(_parts(there), there, strict=True):
+            if reading in self.readings:
+                self.readings[reading] |= {n: grown(t, nothing).numpy() for n, t in pick(tensors, part).items()}
+        for reading in self.readings.keys() - there:
+            del self.readings[reading]  # nobody looked at the beginning that way
         self.rows = [RoundRow(**row) for row in about["rows"]]
         if any(not (0 <= row.seed < self.shape[0] and 0 <= row.client < self.shape[1]) for row in self.rows):
             raise ValueError("a round of a client that there is not")
@@ -83,10 +94,11 @@ class Book:
         # Links work in parallel, so a round takes as long as its slowest client.
         self.slowest_bytes += max((row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0)
         for score in scores:
+            tables = self.readings.get(score.reading, {})
             for kind, values in score.accuracy.items():
                 suffix = "" if kind == "acc" else f"_{kind}"
                 for column, name in enumerate((f"acc{suffix}", f"acc_masked{suffix}")):
-                    table = self.accuracy.setdefault(name, np.full(self.shape, np.nan))
+                    table = tables.setdefault(name, np.full(self.shape, np.nan))
                     row = table[score.seed, score.client, score.position]
                     row[: len(values)] = [value[column] for value in values]
 
@@ -101,12 +113,15 @@ class Book:
         place = (done, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds)
         return Progress(*place, accuracy, [self._csv(row) for row in self.latest], self.accuracy if scores else {})
 
-    def result(self, parameters: int, notes: list[str], origin: Origin) -> Result:
+    def result(
+        self, parameters: int, notes: list[str], origin: Origin, reading: str = "", config: Config | None = None
+    ) -> Result:
+        """`config`: the reading's, where it is not the one that was trained with."""
         return Result(
-            config=self.config,
+            config=config or self.config,
             split_sha256=origin.split_sha256,
             parameters=parameters,
-            accuracy=self.accuracy,
+            accuracy=self.readings[reading],
             communication={
                 "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
@@ -158,3 +173,8 @@ class Book:
             "left_out": int(row.left_out),
             "reason": row.reason,
         }
+
+
+def _parts(readings: Collection[str]) -> list[str]:
+    """Where each reading's tables lie in a checkpoint; names may hold anything, so they are counted."""
+    return [f"book{i}" if i else "book" for i in range(len(readings))]

@@ -157,7 +157,7 @@ def save_client(
         shape=list(dataset.shape),
         class_names=list(dataset.class_names),
         seen=np.flatnonzero(plan.seen[last]).tolist(),
-        blocks=[np.flatnonzero(classes).tolist() for classes in plan.told],
+        blocks=[np.flatnonzero(classes).tolist() for classes in plan.told(config.eval.told)],
         tasks_learned=len(learned),
         position=last,
         memory_size=plan.capacity,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmes import checkpoint, clientdir, plugins, results, storage
 from fedmes import config as configuration
-from fedmes.book import Listener, Origin
+from fedmes.book import Book, Listener, Origin
 from fedmes.config import Config
 from fedmes.data import own
 from fedmes.data.further import most_tasks
@@ -107,8 +107,9 @@ def execute(
     total = max(len(f.stream.position) for f in prepared.federations)
 
     def finish(engine: Engine) -> Result:
-        book = train(engine, config, directory, total, on_progress, resume, stop, state)
+        book = train(engine, config, directory, total, on_progress, resume, stop, state, readings=prepared.readings)
         _save_models(directory, prepared, engine)
+        _write_readings(directory, prepared, engine, book)
         result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
         result.write(directory)
         if to_go_on_from(config):
@@ -125,11 +126,12 @@ def execute(
 
 def _engine(prepared: Prepared) -> Engine:
     parts = (prepared.method, prepared.federations, prepared.samples)
+    readings = {name: method for name, (_, method) in prepared.readings.items()}
     if prepared.config.engine.name == "loop":
-        return LoopEngine(*parts)
+        return LoopEngine(*parts, readings)
     engine = prepared.config.engine
     assert engine.stack is not None
-    return StackedEngine(*parts, engine.stack, bool(engine.compile))
+    return StackedEngine(*parts, engine.stack, bool(engine.compile), readings)
 
 
 def _flower() -> ModuleType:
@@ -159,6 +161,17 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
             clientdir.save_client(
                 folder / f"client{k}", config, prepared.source.dataset, federation.normalisation, plan, ready
             )
+
+
+def _write_readings(directory: Path, prepared: Prepared, engine: Engine, book: Book) -> None:
+    """The same training, judged in other ways: a run directory each beside the run's own, without models."""
+    note = f"the training of {directory.name}, judged in another way"
+    for name in [name for name in book.readings if name]:
+        place, config = directory.with_name(name), prepared.readings[name][0]
+        results.claim(place, config)
+        with checkpoint.locked(place):
+            count, notes = prepared.method.net.parameter_count, [*engine.notes, note]
+            book.result(count, notes, _origin(prepared), name, config).write(place)
 
 
 def _origin(prepared: Prepared) -> Origin:

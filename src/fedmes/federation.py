@@ -73,7 +73,6 @@ class Site:
         self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
-        self.told = torch.from_numpy(self.plan.told).to(samples.device)
         self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
         self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
 
@@ -98,6 +97,10 @@ class Site:
         """The memory that votes after the task at this position."""
         before = self.config.knn.memory == "before"
         return self.batch((self.plan.memory if before else self.plan.memory_after)[position], position)
+
+    def told(self, rule: str) -> Tensor:
+        """Of each task, what is chosen among by who is told it."""
+        return torch.from_numpy(self.plan.told(rule)).to(self.samples.device)
 
     def test_chunks(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         rows = torch.from_numpy(self.plan.test[task]).to(self.samples.device)

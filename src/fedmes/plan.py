@@ -33,7 +33,6 @@ class Work:
     policy: str = "fifo"
     hold_back: bool = False
     broken: float = 0.0  # how likely an update comes out as no number
-    told: str = "own"  # who is told the task chooses among the client's classes of it, or among the whole "block"
     walk: str = "task"  # the samples an epoch walks: "task", or "seen" for all tasks so far
 
 
@@ -80,15 +79,15 @@ class Plan:
         self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> position
         self.test: list[Ints] = [task.test for task in client.tasks]
         shape = (room or stream.tasks, stream.classes)
-        self.blocks: Bools = np.zeros(shape, bool)
-        self.told: Bools = np.zeros(shape, bool)  # of each task: what is chosen among by who is told it
+        self.blocks: Bools = np.zeros(shape, bool)  # the classes of each task
+        self.own: Bools = np.zeros(shape, bool)  # and those of them that the client has
         self.seen: Bools = np.zeros(shape, bool)  # at a position: classes met so far
         self.blocks_so_far: Bools = np.zeros(shape, bool)  # and those besides that its tasks have and it lacks
         self._rounds = [np.flatnonzero(self.position == p) for p in range(len(sizes))]
         self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
         for p, task in enumerate(client.tasks):
             self.blocks[p, list(task.block)] = True
-            self.told[p, list(task.block if work.told == "block" else task.classes)] = True
+            self.own[p, list(task.classes)] = True
             if self.trained[p]:
                 self.seen[p:, list(task.classes)] = True
                 self.blocks_so_far[p:, list(task.block)] = True
@@ -118,6 +117,10 @@ class Plan:
     @property
     def tasks(self) -> int:
         return len(self.samples)
+
+    def told(self, rule: str) -> Bools:
+        """What is chosen among by who is told a task, with `eval.told` as the rule."""
+        return self.blocks if rule == "block" else self.own
 
     def held_back_until(self, p: int) -> Ints:
         """What was kept back of the tasks trained so far."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,16 @@ class Prepared:
     federations: list[Federation]
     method: Method
     samples: Samples
+    readings: Mapping[str, tuple[Config, Method]] = field(default_factory=dict)  # other ways to judge the same training
 
 
-def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = None) -> Prepared:
-    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here."""
+def prepare(
+    config: Config,
+    given: Mapping[str, Callable[..., Any]] | None = None,
+    readings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Prepared:
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here.
+    `readings`: options of other ways to judge the same training, by name."""
     given = dict(given or {})  # a model or method of one's own
     if "method" not in given:  # a wrong name is said before data is read
         given["method"] = plugins.resolve("method", config.method, METHODS)
@@ -69,7 +76,11 @@ def prepare(config: Config, given: Mapping[str, Callable[..., Any]] | None = Non
     capacity.check(method, federations, samples)
     if config.engine.name == "stacked" and config.engine.stack is None:
         config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
-    return Prepared(config, source, federations, method, samples)
+    others = {}
+    for name, options in (readings or {}).items():
+        with suppress(UserError):  # one that cannot be had is left out; asked for by itself, it says why
+            others[name] = _blueprint(config.with_(options), source.dataset.shape, classes, given)[:2]
+    return Prepared(config, source, federations, method, samples, others)
 
 
 def prepare_site(config: Config, name: str, data: Path) -> Prepared:
@@ -221,7 +232,6 @@ def _work(config: Config, method: Method) -> Work:
         per_task=config.memory.per_task,
         policy=config.memory.policy,
         hold_back=method.tune is not None,
-        told=config.eval.told,
         walk=method.walk,
         broken=config.faults.nan,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,13 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     state: State | None = None,
     more: Callable[[], bool] = lambda: True,
+    readings: Iterable[str] = (),
 ) -> Book:
-    """Round after round, with checkpoints: so many, and as long as there is more to do."""
+    """Round after round, with checkpoints: so many, and as long as there is more to do. `readings`: the engine's."""
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    book = Book(config)
+    book = Book(config, readings)
     found = checkpoint.latest(directory) if resume else None
     if found is None:
         checkpoint.clear(directory)

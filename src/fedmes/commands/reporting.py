@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +15,6 @@ from fedmes.commands.running import train
 
 if TYPE_CHECKING:
     from fedmes.config import Config
-    from fedmes.results import Result
 
 app = typer.Typer()
 
@@ -49,7 +50,7 @@ def report(
 
 @app.command(epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda")
 def reproduce(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help=", ".join(STUDY_NAMES))],
+    names: Annotated[list[str], typer.Argument(metavar="STUDY...", help=", ".join(STUDY_NAMES))],
     quick: Annotated[bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")] = False,
     clients: Annotated[str | None, typer.Option(metavar="10,20", help="numbers of clients")] = None,
     benchmarks: Annotated[str | None, typer.Option(metavar="A,B,...", help="benchmarks instead of the study's")] = None,
@@ -62,11 +63,11 @@ def reproduce(
     no_run: Annotated[bool, typer.Option("--no-run", help="tables and figures of the runs that are there")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
 ) -> None:
-    """A study of the paper: its runs (finished ones are reused), its table and figures beside the paper's numbers."""
+    """Studies of the paper: their runs (finished ones are reused), tables and figures beside the paper's numbers."""
     from fedmes import studies
 
     scope = studies.Scope(
-        study,
+        names[0],
         out,
         quick,
         clients=tuple(options.numbers("clients", clients)) if clients else None,
@@ -76,15 +77,16 @@ def reproduce(
         options=options.assignments(settings),
     )
 
-    def execute(config: Config, place: Path) -> Result:
+    def execute(config: Config, place: Path, readings: Mapping[str, Mapping[str, Any]]) -> None:
         from fedmes.preparing import prepare
 
-        prepared = prepare(config)
+        prepared = prepare(config, readings=readings)
         if not quiet:
-            print(f"running {place}", file=sys.stderr)
-        return train(prepared, place, quiet, resume=True)
+            for name in (place.name, *prepared.readings):
+                print(f"running {place.with_name(name)}", file=sys.stderr)
+        train(prepared, place, quiet, resume=True)
 
-    written = studies.reproduce(scope, None if no_run else execute)
-    for outcome in written.open:
-        print(f"open: {outcome.trial.directory}: {outcome.reason}", file=sys.stderr)
-    print(written.page if quiet else f"{written.text}\n{written.page}")
+    for written in studies.reproduce([replace(scope, study=name) for name in names], None if no_run else execute):
+        for outcome in written.open:
+            print(f"open: {outcome.trial.directory}: {outcome.reason}", file=sys.stderr)
+        print(written.page if quiet else f"{written.text}\n{written.page}")

@@ -36,6 +36,7 @@ class Score:
     position: int
     # by kind of prediction, for each task: (oblivious, masked); NaN: never met
     accuracy: dict[str, list[tuple[float, float]]]
+    reading: str = ""  # another way to judge the same training, by name
 
 
 class Engine(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -52,10 +52,11 @@ def client_score(
 ) -> dict[str, list[tuple[float, float]]]:
     """Accuracy on each task so far, without being told the task and being told."""
     rows: dict[str, list[tuple[float, float]]] = {}
+    choice = site.told(method.config.eval.told)
     for task in range(position + 1):
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
-        scopes = torch.stack([site.seen[position], site.told[task]])
+        scopes = torch.stack([site.seen[position], choice[task]])
         told = _like(me.position, [-1, task])
         # Only what depends on the scope is computed twice: the network runs once for both scores.
         both = vmap(method.predict, in_dims=(None, None, 0, 0, None))
@@ -73,8 +74,15 @@ def client_score(
 class LoopEngine:
     """All seeds of a run, round by round."""
 
-    def __init__(self, method: Method, federations: Sequence[Federation], samples: Samples) -> None:
+    def __init__(
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        samples: Samples,
+        readings: Mapping[str, Method] | None = None,
+    ) -> None:
         self.method = method
+        self.readings = {"": method, **(readings or {})}
         self.samples = samples
         config = method.config
         self.sites = [[Site(k, f, samples, config) for k in range(len(f.plans))] for f in federations]
@@ -125,8 +133,9 @@ class LoopEngine:
                 st, me = self.clients[s][k], site.me(site.plan.last_round(position))
                 self.clients[s][k] = st | self.method.end_task(st, me)
                 self.learned[s][k] = position
-                accuracy = client_score(self.method, self.predictor(s, k), position, site, me)
-                scores.append(Score(s, k, position, accuracy))
+                for name, method in self.readings.items():
+                    ready = client_predictor(method, self.clients[s][k], self.servers[s], position, site)
+                    scores.append(Score(s, k, position, client_score(method, ready, position, site, me), name))
         return scores
 
     def server_state(self, seed: int) -> Tensors:

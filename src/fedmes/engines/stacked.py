@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,14 +43,20 @@ class RoundPlan(NamedTuple):
 
 class StackedEngine:
     def __init__(
-        self, method: Method, federations: Sequence[Federation], samples: Samples, stack: int, compiled: bool
+        self,
+        method: Method,
+        federations: Sequence[Federation],
+        samples: Samples,
+        stack: int,
+        compiled: bool,
+        readings: Mapping[str, Method] | None = None,
     ) -> None:
         self.method, self.samples, self.device = method, samples, samples.device
         self.federations = list(federations)
         self.plans: list[list[Plan]] = [f.plans for f in federations]
         self.seeds, self.clients = len(self.plans), len(self.plans[0])
         self.batches = Batches(samples, federations, method.config.train.scope)
-        self.told = self.batches.put(np.array(each(lambda plan: plan.told, self.plans)))
+        self.readings = {"": method, **(readings or {})}
         self.learned = np.full((self.seeds, self.clients), -1)
         self.notes: list[str] = []
         self.compile_seconds = 0.0
@@ -250,43 +256,39 @@ class StackedEngine:
         self._merge(over(self.method.end_task, "cc")(self.state, self.me), self.batches.put(over_now))
         for s, k in np.argwhere(over_now).tolist():
             self.learned[s, k] = ended[s][k]
-        scores = [score for group in self.groups if over_now[:, group].any() for score in self._score(group, ended)]
+        groups = [group for group in self.groups if over_now[:, group].any()]
+        scores = [score for group in groups for name in self.readings for score in self._score(group, ended, name)]
         return sorted(scores, key=lambda score: (score.seed, score.client))
 
-    def _score(self, group: slice, all_ended: Grid) -> list[Score]:
+    def _score(self, group: slice, all_ended: Grid, reading: str) -> list[Score]:
         ended, plans = [row[group] for row in all_ended], [row[group] for row in self.plans]
         me = Me(*(t[:, group] for t in self.me))
-        ready = self._ready(group, plans, ended)
+        method = self.readings[reading]
+        ready = self._ready(group, plans, ended, method)
+        choices = self.batches.put(np.array(each(lambda plan: plan.told(method.config.eval.told), plans)))
         tests = each(_test_pieces, plans, ended)  # [(task, rows)], no piece with samples of two tasks
-        count = over(self._right, "ccccccc")
+        count = over(partial(_right, method), "ccccccc")
         counts: list[Tensors] = []
         for j in range(max(len(pieces) for row in tests for pieces in row)):
             now = each(lambda pieces, j=j: pieces[j] if j < len(pieces) else (0, NOBODY), tests)
             task = self.batches.put(np.array(each(lambda piece: piece[0], now)))
             x, y, mask = self.batches.samples(self.batches.put(padded(each(lambda piece: piece[1], now))))
-            choice = self.told[:, group].take_along_dim(task[:, :, None, None], dim=2)[:, :, 0]
+            choice = choices.take_along_dim(task[:, :, None, None], dim=2)[:, :, 0]
             scopes = torch.stack([me.seen, choice], dim=2)
             told = torch.stack([torch.full_like(task, -1), task], dim=2)
             counts.append(count(ready, x, y, mask, scopes, told, me))
         kinds = list(counts[0])
         right = torch.stack([torch.stack([c[kind] for kind in kinds]) for c in counts]).cpu().numpy()
         return [
-            Score(s, group.start + k, p, _accuracy(kinds, right[:, :, s, k], tests[s][k], plans[s][k], p))
+            Score(s, group.start + k, p, _accuracy(kinds, right[:, :, s, k], tests[s][k], plans[s][k], p), reading)
             for s, row in enumerate(ended)
             for k, p in enumerate(row)
             if p is not None
         ]
 
-    def _right(
-        self, ready: Tensors, x: Tensor, y: Tensor, mask: Tensor, scopes: Tensor, told: Tensor, me: Me
-    ) -> Tensors:
-        """One client: how many it gets right, without being told the task and being told."""
-        p = vmap(self.method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, told, me)
-        return {kind: ((q.argmax(-1) == y) * mask).sum(-1) for kind, q in p.items()}
-
-    def _ready(self, group: slice, plans: Grid, ended: Grid) -> Tensors:
+    def _ready(self, group: slice, plans: Grid, ended: Grid, method: Method) -> Tensors:
         """What predicts for the clients of a group whose task has ended."""
-        method, me = self.method, Me(*(t[:, group] for t in self.me))
+        me = Me(*(t[:, group] for t in self.me))
         after = method.config.knn.memory == "after"
         stores = each(
             lambda plan, p: NOBODY if p is None else (plan.memory_after if after else plan.memory)[p], plans, ended
@@ -362,6 +364,14 @@ class StackedEngine:
 def _column(sizes: Tensor) -> Tensor:
     """One number a seed, or one for all, to stand beside numbers of [seed, client]."""
     return sizes[:, None] if sizes.ndim else sizes
+
+
+def _right(
+    method: Method, ready: Tensors, x: Tensor, y: Tensor, mask: Tensor, scopes: Tensor, told: Tensor, me: Me
+) -> Tensors:
+    """One client: how many it gets right, without being told the task and being told."""
+    p = vmap(method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, told, me)
+    return {kind: ((q.argmax(-1) == y) * mask).sum(-1) for kind, q in p.items()}
 
 
 def _test_pieces(plan: Plan, position: int | None) -> list[tuple[int, Ints]]:

@@ -7,18 +7,17 @@ trials.py    where they lie, what is there       views.py    each study's tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedmes.config import Config
 from fedmes.errors import UserError
-from fedmes.report.gather import Run
-from fedmes.results import Result, replace_text
+from fedmes.results import replace_text
 from fedmes.studies import tables, views
 from fedmes.studies.tables import Number, Table
-from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, wanted
+from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, readings, wanted
 
 QUICK = "QUICK VERSION, much smaller than the paper's setting and not comparable with its numbers"
 
@@ -32,29 +31,40 @@ class Written:
     open: list[Outcome]
 
 
-def reproduce(scope: Scope, execute: Callable[[Config, Path], Result] | None) -> Written:
-    """Run what is not there yet (without `execute`: nothing), then write the study's tables and figures."""
-    outcomes: list[Outcome] = []
-    for trial in wanted(scope):
-        outcome = look(trial)
-        if outcome.run is None and execute is not None:
-            outcome = _executed(trial, execute)
-        outcomes.append(outcome)
-    failed = [outcome for outcome in outcomes if outcome.run is None]
-    if execute is not None and len(failed) == len(outcomes):
-        raise UserError(f"{scope.name}: no run could be made ({failed[0].reason})")
+# Trains a configuration in a directory, and judges the same training in other ways besides: `readings` of trials.py.
+Execute = Callable[[Config, Path, Mapping[str, Mapping[str, Any]]], object]
+
+
+def reproduce(scopes: Sequence[Scope], execute: Execute | None) -> list[Written]:
+    """Run what is not there yet (without `execute`: nothing), then write each study's tables and figures. Runs that
+    differ in nothing but how clients are judged are one training."""
+    asked = [wanted(scope) for scope in scopes]
+    failures: dict[Path, str] = {}
+    if execute is not None:
+        missing = [trial for each in asked for trial in each if look(trial).run is None]
+        while missing:
+            trial, *rest = missing
+            try:
+                execute(trial.config, trial.directory, readings(trial, rest))
+            except UserError as error:  # because its data is not here, for instance; the others go on
+                failures[trial.directory] = str(error)
+            missing = [other for other in rest if other.directory != trial.directory and look(other).run is None]
+    return [_study(scope, trials, failures) for scope, trials in zip(scopes, asked, strict=True)]
+
+
+def _study(scope: Scope, trials: Sequence[Trial], failures: Mapping[Path, str]) -> Written:
+    outcomes = [look(trial) for trial in trials]
+    outcomes = [
+        replace(outcome, reason=failures.get(outcome.trial.directory, outcome.reason))
+        if outcome.run is None
+        else outcome
+        for outcome in outcomes
+    ]
+    if all(outcome.run is None and outcome.trial.directory in failures for outcome in outcomes):
+        raise UserError(f"{scope.name}: no run could be made ({outcomes[0].reason})")
     if scope.study == "lr":
         _write_rates(scope, views.chosen_rates(outcomes))
     return _write(scope, outcomes)
-
-
-def _executed(trial: Trial, execute: Callable[[Config, Path], Result]) -> Outcome:
-    """One run that cannot be made, because its data is not here for instance, does not stop the others."""
-    try:
-        result = execute(trial.config, trial.directory)
-    except UserError as error:
-        return Outcome(trial, None, str(error))
-    return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
 
 
 def _write_rates(scope: Scope, chosen: dict[str, dict[str, float]]) -> None:

@@ -2,7 +2,7 @@
 
 A line is a method with options. Runs are not declared twice: a line whose options are a benchmark's defaults is the
 same run in every study, so `curves`, `clients` and `wallclock` are other views of `table1`, and the memory of 150
-samples in `memory` is FedMeS of `table1`.
+samples in `memory` is FedMeS of `questions`.
 """
 
 from __future__ import annotations
@@ -178,12 +178,12 @@ STUDIES: dict[str, Study] = {
     ),
     "memory": Study(
         "Accuracy of FedMeS by the size of its memory",
-        ("split-cifar100",), (10,), FIVE, _memories(30, 60, 90, 120, 150, 180, 210, 240, 300),
+        ("split-cifar100",), (10,), THREE, _memories(30, 60, 90, 120, 150, 180, 210, 240, 300),
         quick=DIGITS | {"lines": _memories(5, 10, 20, 30, 45, 60)},
     ),
     "heteromemory": Study(
         "Memories of different size at different clients",
-        ("split-cifar100",), (10,), FIVE,
+        ("split-cifar100",), (10,), THREE,
         (_here(10, 50), _fix(50), _here(20, 100), _fix(100), _here(30, 150), _fix(150), _fix(10), _fix(30)),
         quick=DIGITS | {"lines": (_here(5, 25), _fix(25), _here(10, 50), _fix(50), _fix(5), _fix(15))},
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,22 @@ def read_toml(path: Path) -> dict[str, Any]:
         if name not in BENCHMARKS or not isinstance(table, dict):
             raise UserError(f"{path}: '{name}' is no benchmark; a table a benchmark is needed")
     return content
+
+
+# Options that are asked for only when clients are judged. (A theta that is tuned holds samples back from training.)
+JUDGING = ("eval.told", "eval.model", "knn.k", "knn.kernel", "knn.theta", "knn.features")
+
+
+def readings(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, Any]]:
+    """Of other runs those that are the same training judged in another way: their options of that kind, by name."""
+    mine, found = trial.config.options(), {}
+    for other in others:
+        theirs = other.config.options()
+        apart = {key for key in mine if mine[key] != theirs[key]}
+        judging = apart <= set(JUDGING) and "tuned" not in (mine["knn.theta"], theirs["knn.theta"])
+        if judging and apart and theirs["output.models"] == "none":
+            found[other.directory.name] = {key: theirs[key] for key in apart}
+    return found
 
 
 def spread(levels: Sequence[int], clients: int) -> list[int]:

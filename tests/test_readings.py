@@ -1,0 +1,112 @@
+"""One training judged in several ways gives what a training for each of them gives."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedmes import cli, config, experiment, results
+from fedmes.errors import Stopped
+from fedmes.preparing import prepare
+from fedmes.studies import trials
+from fedmes.studies.trials import JUDGING, Scope
+
+TINY = {
+    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "cnn2",
+    "memory.size": 12, "stream.classes_min": 2, "stream.classes_max": 3, "synthetic.classes": 4,
+    "synthetic.train": 30, "synthetic.test": 12, "data.image_size": 8, "output.models": "none", "seeds": [0, 3],
+}  # fmt: skip
+OTHERS = {
+    "told": {"eval.told": "block"},
+    "judged": {"eval.model": "global"},
+    "few": {"knn.k": 1},
+    "kernel": {"knn.kernel": "exp_d2"},
+    "theta": {"knn.theta": 0.25},
+    "features": {"knn.features": "conv"},
+    "both": {"eval.told": "block", "knn.theta": 0.9},
+}
+
+
+def tables(directory):
+    return results.load(directory).accuracy
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_equal_to_trainings_of_their_own(engine, tmp_path):
+    options = config.load(None, TINY | {"method": "fedmes", "engine.name": engine})
+    assert {key for other in OTHERS.values() for key in other} == set(JUDGING)
+    whole = experiment.execute(prepare(options, readings=OTHERS), tmp_path / "runs/whole")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["whole", *OTHERS])
+    alone = experiment.execute(prepare(options), tmp_path / "whole")
+    np.testing.assert_equal(whole.accuracy, alone.accuracy)
+    seen = [whole.accuracy]
+    for name, other in OTHERS.items():
+        wanted = prepare(options.with_(other))
+        expected = experiment.execute(wanted, tmp_path / name)
+        got = results.load(tmp_path / "runs" / name)
+        np.testing.assert_equal(got.accuracy, expected.accuracy)
+        assert got.config == wanted.config and results.finished(tmp_path / "runs" / name, wanted.config)
+        assert (got.split_sha256, got.communication) == (expected.split_sha256, expected.communication)
+        assert got.notes == [*expected.notes, "the training of whole, judged in another way"]
+        assert not any(all(np.array_equal(t[k], got.accuracy[k], equal_nan=True) for k in t) for t in seen), name
+        seen.append(got.accuracy)
+
+
+def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
+    options = config.load(None, TINY | {"method": "fedmes", "engine.name": "loop", "checkpoint.every": "round"})
+    two = {name: OTHERS[name] for name in ("few", "told")}
+    experiment.execute(prepare(options, readings=two), tmp_path / "undisturbed/whole")
+    with pytest.raises(Stopped):
+        experiment.execute(prepare(options, readings=two), tmp_path / "whole", stop=lambda: True)
+    assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == []
+    # Of the two one is asked for again, and one that nobody has looked for from the beginning.
+    again = {name: OTHERS[name] for name in ("theta", "told")}
+    experiment.execute(prepare(options, readings=again), tmp_path / "whole", resume=True)
+    assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == ["told"]
+    for name in ("whole", "told"):
+        np.testing.assert_equal(tables(tmp_path / name), tables(tmp_path / "undisturbed" / name))
+
+
+def test_one_that_cannot_be_had_is_left_out(tmp_path):
+    options = config.load(None, TINY | {"method": "fedmes", "model.name": "mlp"})
+    prepared = prepare(options, readings={name: OTHERS[name] for name in ("features", "few")})
+    assert list(prepared.readings) == ["few"]
+
+
+def test_which_runs_of_a_study_are_one_training(tmp_path):
+    questions = trials.wanted(Scope("questions", tmp_path))
+    by_label = {trial.line.label: trial for trial in questions}
+
+    def same(label):
+        rest = [trial for trial in questions if trial.directory != by_label[label].directory]
+        names = trials.readings(by_label[label], rest)
+        return {trial.line.label for trial in questions if trial.directory.name in names}
+
+    assert same("start=global") == {
+        "told=block", "kernel=exp_d2", "kernel=knnper", "k=1", "k=5", "k=25", "theta=0.25", "theta=0.75",
+        "features=conv", "fedmes-global",
+    }  # fmt: skip
+    assert same("theta=tuned") == set()  # it holds samples back
+    assert same("fedavg-global") == {"fedavg-personal"}
+    assert same("correction=replay") == set()
+    trainings, missing = 0, questions
+    while missing:
+        trial, *rest = missing
+        done = {trial.directory.name, *trials.readings(trial, rest)}
+        trainings, missing = trainings + 1, [other for other in rest if other.directory.name not in done]
+    assert (len(questions), len({trial.directory for trial in questions}), trainings) == (37, 26, 14)
+
+
+def test_two_studies_share_their_trainings(tmp_path, capsys):
+    words = ["reproduce", "table1", "table1-block", "--benchmarks", "synthetic", "--clients", "2"]
+    words += ["--seeds", "0", "--methods", "fedavg,fedmes", "--out", str(tmp_path)]
+    for option in ("tasks=2", "rounds=1", "epochs=1", "model.width=8", "synthetic.train=20", "synthetic.classes=3"):
+        words += ["--set", option]
+    cli.app(words, standalone_mode=False)
+    said = capsys.readouterr()
+    assert said.out.count("# Accuracy and forgetting") == 1 and said.out.count("# Table 1 where") == 1
+    places = sorted((tmp_path / "runs").glob("*/*"))
+    notes = [json.loads((place / "result.json").read_text())["notes"] for place in places]
+    assert ["judged" in " ".join(note) for note in notes] == [False, True, False, True]
+    cli.app(words, standalone_mode=False)
+    assert "running" not in capsys.readouterr().err
