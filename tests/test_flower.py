@@ -151,6 +151,14 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
     assert np.isfinite(result.acc[0, :2, 1]).all()
 
 
+def test_sites_judge_themselves_in_one_way(tmp_path):
+    options = config.load(None, TINY | {"method": "fedmes", "rounds": 1, "engine.name": "flower"})
+    prepared = prepare(options, readings={"few": {"knn.k": 1}})
+    grid = inprocess.simulated(tmp_path / "runs/out", 3)
+    assert np.isfinite(experiment.execute(prepared, tmp_path / "runs/out", grid=grid).acc[0, :, 1]).all()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["out"]  # the other one is still to be had
+
+
 class Liar(FedAvg):
     """Client 1's uploads have a shape that nobody expects."""
 

@@ -107,7 +107,8 @@ def execute(
     total = max(len(f.stream.position) for f in prepared.federations)
 
     def finish(engine: Engine) -> Result:
-        book = train(engine, config, directory, total, on_progress, resume, stop, state, readings=prepared.readings)
+        readings = prepared.readings if flower is None else ()  # sites judge themselves, in one way
+        book = train(engine, config, directory, total, on_progress, resume, stop, state, readings=readings)
         _save_models(directory, prepared, engine)
         _write_readings(directory, prepared, engine, book)
         result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
