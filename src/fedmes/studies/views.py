@@ -287,7 +287,9 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
                 rows.append((*cells, _rule2(outcome.run)))
             note = "Differences are taken seed by seed." if len(answers[0].trial.config.seeds) > 1 else ""
             title = f"{question} {title_of(members[0].trial.config)}"
-            tables.append(Table(title, heads, tuple(rows), (note,) if note else ()))
+            said = [c for c in range(len(heads)) if any(row[c] != "-" for row in rows)]  # not all methods have a vote
+            kept = tuple(tuple(row[c] for c in said) for row in rows)
+            tables.append(Table(title, tuple(heads[c] for c in said), kept, (note,) if note else ()))
     return tables
 
 
