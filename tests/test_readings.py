@@ -7,14 +7,15 @@ import pytest
 
 from fedmes import cli, config, experiment, results
 from fedmes.errors import Stopped
+from fedmes.methods import METHODS
 from fedmes.preparing import prepare
 from fedmes.studies import trials
 from fedmes.studies.trials import JUDGING, Scope
 
 TINY = {
-    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "cnn2",
-    "memory.size": 12, "stream.classes_min": 2, "stream.classes_max": 3, "synthetic.classes": 4,
-    "synthetic.train": 30, "synthetic.test": 12, "data.image_size": 8, "output.models": "none", "seeds": [0, 3],
+    "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 10, "model.name": "cnn2",
+    "model.width": 16, "memory.size": 12, "stream.classes_min": 2, "stream.classes_max": 3, "synthetic.classes": 4,
+    "synthetic.train": 20, "synthetic.test": 15, "data.image_size": 8, "output.models": "none", "seeds": [0, 3],
 }  # fmt: skip
 OTHERS = {
     "told": {"eval.told": "block"},
@@ -25,6 +26,7 @@ OTHERS = {
     "features": {"knn.features": "conv"},
     "both": {"eval.told": "block", "knn.theta": 0.9},
 }
+JUDGED = (("personal", "own"), ("personal", "block"), ("global", "own"))
 
 
 def tables(directory):
@@ -50,6 +52,19 @@ def test_equal_to_trainings_of_their_own(engine, tmp_path):
         assert got.notes == [*expected.notes, "the training of whole, judged in another way"]
         assert not any(all(np.array_equal(t[k], got.accuracy[k], equal_nan=True) for k in t) for t in seen), name
         seen.append(got.accuracy)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_every_method(method, tmp_path):
+    """No method trains otherwise because it will be judged otherwise."""
+    options = config.load(None, TINY | {"method": method, "model.name": "mlp"})
+    others = {f"{model}-{told}": {"eval.model": model, "eval.told": told} for model, told in JUDGED}
+    prepared = prepare(options, readings=others)
+    assert {name.split("-")[0] for name in prepared.readings} >= {"personal"}
+    experiment.execute(prepared, tmp_path / "runs/whole")
+    for name in prepared.readings:
+        alone = experiment.execute(prepare(options.with_(others[name])), tmp_path / name)
+        np.testing.assert_equal(tables(tmp_path / "runs" / name), alone.accuracy)
 
 
 def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
