@@ -163,14 +163,16 @@ class Supervisor:
         if not LINUX:
             with suppress(ProcessLookupError, PermissionError):  # the second one on a Mac, of zombies
                 os.killpg(kept.process.pid, signal.SIGKILL)
-        while left := self.pids(kept.name):  # again, for what was started meanwhile
+        kept.process.kill()
+        kept.process.wait()
+        nothing = 0  # looks in a row: one that is just beginning another program cannot be seen for a moment
+        while nothing < 2:
+            left = self.pids(kept.name)
+            nothing = 0 if left else nothing + 1
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            if kept.process.poll() is None:
-                kept.process.wait()
             time.sleep(0.01)
-        kept.process.wait()
 
 
 def _marked(mark: bytes) -> list[int]:
