@@ -89,20 +89,22 @@ def test_moving_keeps_an_image_an_image(key, height, width, channels):
     assert torch.equal(moved(x[:, :1], torch.tensor(key), flip=True), moved(x, torch.tensor(key), flip=True)[:, :1])
 
 
-def test_colour_images_move_unless_told_otherwise():
-    """Left out, three channels are shifted and mirrored, one is not; vectors have no place to move to."""
-    small = {"method": "fedmes-plus", "tasks": 1, "rounds": 1, "model": "cnn2", "data.image_size": 8}
+@pytest.mark.parametrize(
+    ("channels", "size", "usual"), [(3, 16, "flip"), (1, 14, "shift"), (1, 13, "none"), (3, 13, "none")]
+)
+def test_how_images_move_unless_told_otherwise(channels, size, usual):
+    """Left out, three channels are shifted and mirrored, one is shifted, and small ones stay."""
+    small = {"method": "fedmes-plus", "tasks": 1, "rounds": 1, "model": "cnn2"}
+    small |= {"data.image_size": size, "synthetic.channels": channels}
 
-    def trained(channels, **options):
-        run = Run(small | {"synthetic.channels": channels} | {f"fedmesplus.{k}": v for k, v in options.items()})
-        return run.servers[-1]
+    def trained(**options):
+        return Run(small | {f"fedmesplus.{k}": v for k, v in options.items()}).servers[-1]
 
-    coloured = trained(3)
-    assert_same(coloured, trained(3, augment="flip"))
-    for other in ("shift", "none"):
+    found = trained()
+    assert_same(found, trained(augment=usual))
+    for other in {"flip", "shift", "none"} - {usual}:
         with pytest.raises(AssertionError):
-            assert_same(coloured, trained(3, augment=other))
-    assert_same(trained(1), trained(1, augment="none"))
+            assert_same(found, trained(augment=other))
 
 
 # --- the teacher -----------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class KnnperOptions(Section):
 class FedmesplusOptions(Section):
     balance: Annotated[float, Field(ge=0)] = 1.0  # 0: a plain softmax; above 1 earlier classes are preferred
     teach: Annotated[float, Field(ge=0)] = 1.0  # the weight of the teacher's opinion
-    augment: Literal["none", "shift", "flip"] | None = None  # left out: colour images are shifted and mirrored
+    augment: Literal["none", "shift", "flip"] | None = None  # left out: as the images are
 
 
 class FlwfOptions(Section):

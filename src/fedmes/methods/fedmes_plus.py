@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedmes.config import Config
 
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
+SMALL = 14  # pixels; in images with fewer, one of them is too far to move
 FROM_TASK, FROM_MEMORY = 1 << 52, 1 << 53  # added to a key, from which dropout draws too
 
 
@@ -64,8 +65,11 @@ class FedMeSPlus(FedAvg):
 
     def shown(self, x: Tensor, key: Tensor) -> Tensor:
         """Samples as a step sees them."""
-        augment = self.options.augment or ("flip" if x.shape[1] == 3 else "none")
-        return moved(x, key, augment == "flip") if x.ndim == 4 and augment != "none" else x
+        if x.ndim != 4:
+            return x
+        usual = "none" if min(x.shape[-2:]) < SMALL else "flip" if x.shape[1] == 3 else "shift"
+        augment = self.options.augment or usual
+        return x if augment == "none" else moved(x, key, augment == "flip")
 
     def both_logits(self, params: Tensors, x: Tensor, old: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Of a batch, and of a memory batch with dropout off."""
