@@ -339,6 +339,19 @@ def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkey
         reproduce(replace(scope, benchmarks=("split-core50",)), execute)
 
 
+def test_a_study_in_vain_does_not_keep_the_others_from_their_pages(tmp_path):
+    first, second = tiny("table1", tmp_path, methods=("fedavg",)), tiny("memory", tmp_path, methods=("memory-30",))
+
+    def sometimes(config, place, readings):
+        if config.method == "fedavg":
+            raise UserError("not today")
+        return execute(config, place, readings)
+
+    with pytest.raises(UserError, match=r"^table1: no run could be made \(not today\)$"):
+        studies.reproduce([first, second], sometimes)
+    assert "memory-30" in (tmp_path / "memory/memory.md").read_text() and not (tmp_path / "table1").exists()
+
+
 def test_bad_input_is_refused():
     for fields, message in (
         ({"study": "tabel1"}, "did you mean 'table1'"),

@@ -49,7 +49,15 @@ def reproduce(scopes: Sequence[Scope], execute: Execute | None) -> list[Written]
             except UserError as error:  # because its data is not here, for instance; the others go on
                 failures[trial.directory] = str(error)
             missing = [other for other in rest if other.directory != trial.directory and look(other).run is None]
-    return [_study(scope, trials, failures) for scope, trials in zip(scopes, asked, strict=True)]
+    written, in_vain = [], []
+    for scope, trials in zip(scopes, asked, strict=True):
+        if all(trial.directory in failures for trial in trials):
+            in_vain.append(f"{scope.name}: no run could be made ({failures[trials[0].directory]})")
+        else:
+            written.append(_study(scope, trials, failures))
+    if in_vain:
+        raise UserError("; ".join(in_vain))
+    return written
 
 
 def _study(scope: Scope, trials: Sequence[Trial], failures: Mapping[Path, str]) -> Written:
@@ -60,8 +68,6 @@ def _study(scope: Scope, trials: Sequence[Trial], failures: Mapping[Path, str]) 
         else outcome
         for outcome in outcomes
     ]
-    if all(outcome.run is None and outcome.trial.directory in failures for outcome in outcomes):
-        raise UserError(f"{scope.name}: no run could be made ({outcomes[0].reason})")
     if scope.study == "lr":
         _write_rates(scope, views.chosen_rates(outcomes))
     return _write(scope, outcomes)
