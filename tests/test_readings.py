@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedmes import cli, config, experiment, results
+from fedmes import checkpoint, cli, config, experiment, results
 from fedmes.errors import Stopped
 from fedmes.methods import METHODS
 from fedmes.preparing import prepare
@@ -80,6 +80,24 @@ def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == ["told"]
     for name in ("whole", "told"):
         np.testing.assert_equal(tables(tmp_path / name), tables(tmp_path / "undisturbed" / name))
+
+
+def test_checkpoints_from_before_there_were_readings(tmp_path):
+    """They name none, and the run itself goes on; a file that leaves the run itself out does no harm either."""
+    options = config.load(None, TINY | {"method": "fedmes", "model.name": "mlp", "checkpoint.every": "round"})
+    prepared = prepare(options, readings={"few": OTHERS["few"]})
+    whole = experiment.execute(prepare(options), tmp_path / "undisturbed")
+    for number, change in enumerate(({}, {"readings": []})):
+        out = tmp_path / str(number) / "whole"
+        with pytest.raises(Stopped):
+            experiment.execute(prepared, out, stop=lambda: True)
+        arrays, about = checkpoint.latest(out)
+        del about["readings"]
+        checkpoint.save(out, about["rounds_done"] + 1, arrays, about | change)
+        again = experiment.execute(prepared, out, resume=True)
+        assert not (out.parent / "few").exists()
+        if not change:
+            np.testing.assert_equal(again.accuracy, whole.accuracy)
 
 
 def test_one_that_cannot_be_had_is_left_out(tmp_path):

@@ -69,11 +69,11 @@ class Book:
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
-        there = list(about["readings"])
+        there = list(about.get("readings", [""]))  # checkpoints from before there were others
         for part, reading in zip(_parts(there), there, strict=True):
             if reading in self.readings:
                 self.readings[reading] |= {n: grown(t, nothing).numpy() for n, t in pick(tensors, part).items()}
-        for reading in self.readings.keys() - there:
+        for reading in self.readings.keys() - {"", *there}:
             del self.readings[reading]  # nobody looked at the beginning that way
         self.rows = [RoundRow(**row) for row in about["rows"]]
         if any(not (0 <= row.seed < self.shape[0] and 0 <= row.client < self.shape[1]) for row in self.rows):

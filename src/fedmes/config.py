@@ -23,6 +23,9 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+# --- the options, a section each --------------------------------------------------------------------------------------
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
 
@@ -177,6 +180,9 @@ class Output(Section):
     models: Literal["all", "none"] = "all"
 
 
+# --- of single methods ------------------------------------------------------------------------------------------------
+
+
 class FedproxOptions(Section):
     mu: Annotated[float, Field(ge=0)] = 0.1  # the pull towards the received model
 
@@ -198,7 +204,7 @@ class KnnperOptions(Section):
 class FedmesplusOptions(Section):
     balance: Annotated[float, Field(ge=0)] = 1.0  # 0: a plain softmax; above 1 earlier classes are preferred
     teach: Annotated[float, Field(ge=0)] = 1.0  # the weight of the teacher's opinion
-    augment: Literal["none", "shift", "flip"] | None = None  # left out: as the images are
+    augment: Literal["none", "shift", "flip"] | None = None  # left out: by their colours and size
 
 
 class FlwfOptions(Section):
@@ -226,6 +232,9 @@ class FedweitOptions(Section):
     kb: Literal["previous", "all_previous"] = "previous"  # others' parts: of their last task, or of all
     retroactive: bool = False  # train masks and parts of earlier tasks too
     decompose_downsample: bool = True  # false: the shortcut convolutions of resnet18 are a task's own
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
 
 
 class Config(Section):
@@ -318,6 +327,8 @@ class Config(Section):
                 lines += ["", f"[{name}]", *body]
         return "\n".join(lines) + "\n"
 
+
+# --- from files and command lines -------------------------------------------------------------------------------------
 
 # A section by its plain value: the section's first field.
 SHORT = {

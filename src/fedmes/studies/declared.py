@@ -211,7 +211,7 @@ STUDIES: dict[str, Study] = {
     "parts": Study(
         "What each part of FedMeS+ does",
         ("split-cifar100", "split-emnist"), (10,), SEARCH, PARTS,
-        # Digits do not move anyway, having no colours.
+        # Digits of 8x8 pixels do not move anyway.
         quick=DIGITS | {"seeds": SEARCH, "lines": tuple(line for line in PARTS if line.label != "augment=none")},
     ),
     # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the first two tasks.
