@@ -57,7 +57,8 @@ FEWER = {
     "curves": ("fedavg", "fedmes"),
     "clients": ("fedweit", "fedmes"),
     "questions": ("start=continue", "lambda=0", "fedagem-personal", "k=1", "features=conv"),
-    "beyond": ("fedmes-plus-150", "fedmes-150", "fedavg-150", "fedmes-plus-30"),
+    "beyond": ("fedmes-plus-150", "fedmes-150", "fedavg-150"),
+    "beyond-memory": ("fedmes-plus-30", "fedmes-300"),
     "parts": ("whole", "teach=0", "predicts=W"),
     "lr": ("fedavg",),
 }
@@ -222,8 +223,10 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     assert questions["start=global"] != table1["fedmes"]  # three seeds are not five
     beyond = directories("beyond", **ten)
     assert beyond["fedmes-150"] == table1["fedmes"] and beyond["joint-150"] == table1["joint"]
-    assert beyond["fedmes-plus-150"] != beyond["fedmes-plus-30"]
-    assert len(set(beyond.values())) == 9 + 4 + 4
+    assert len(set(beyond.values())) == 9
+    sizes = directories("beyond-memory", **ten)
+    assert sizes["fedmes-30"] == memory["memory-30"] and sizes["fedmes-300"] == memory["memory-300"]
+    assert len(set(sizes.values())) == 4 + 4
     assert len(set(directories("parts", **ten).values())) == 10
     assert len(set(directories("lr", **ten).values())) == 30
 
@@ -286,10 +289,8 @@ def test_a_quick_version_says_so_everywhere(tmp_path, study):
     scope = Scope(study, tmp_path, quick=True)
     for trial in trials.wanted(scope):
         assert trial.config.benchmark in ("split-digits", "synthetic")
-        if (
-            trial.line.label in ("fedmes", "memory-5", "Fix5", "start=global", "fedmes-plus-30", "whole")
-            or study == "lr"
-        ):
+        one = ("fedmes", "memory-5", "Fix5", "start=global", "fedmes-plus-30", "fedmes-plus-10", "whole")
+        if trial.line.label in one or study == "lr":
             put(trial, 0.5, 0.6, 0.4 if trial.config.method == "fedmes" else None)
     written = reproduce(scope, None)
     files = list((tmp_path / "quick" / study).iterdir())

@@ -20,7 +20,7 @@ app = typer.Typer()
 
 STUDY_NAMES = (
     "table1", "table1-block", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions",
-    "beyond", "parts", "lr",
+    "beyond", "beyond-memory", "parts", "lr",
 )  # fmt: skip
 
 

@@ -147,12 +147,8 @@ PARTS = _question(
     augment__shift={"fedmesplus.augment": "shift"}, policy__fifo={"memory.policy": "fifo"},
     predicts__w={"eval.model": "personal"}, predicts__W={"eval.model": "global"},
 )  # fmt: skip
-REMEMBER = ("fedmes-plus", "fedmes", "fedagem", "local-er")
-
-
-def _beyond(default: int, smaller: int, larger: int) -> tuple[Line, ...]:
-    everybody = _rivals(default, "fedmes-plus", *PAPER_METHODS, "local-er", "joint")
-    return (*everybody, *_rivals(smaller, *REMEMBER), *_rivals(larger, *REMEMBER))
+EVERYBODY = ("fedmes-plus", *PAPER_METHODS, "local-er", "joint")
+WITH_MEMORY = ("fedmes-plus", "fedmes", "fedagem", "local-er")
 
 
 RATES = (3e-4, 1e-3, 3e-3)
@@ -204,8 +200,13 @@ STUDIES: dict[str, Study] = {
     ),
     "beyond": Study(
         "FedMeS+ beside the paper's methods",
-        ("split-cifar100", "split-emnist"), (10, 20), FIVE, _beyond(150, 30, 300),
-        quick=DIGITS | {"lines": _beyond(30, 10, 60)},
+        ("split-cifar100", "split-emnist"), (10, 20), FIVE, _rivals(150, *EVERYBODY),
+        quick=DIGITS | {"lines": _rivals(30, *EVERYBODY)},
+    ),
+    "beyond-memory": Study(
+        "FedMeS+ and the others that keep samples, with fewer and with more of them",
+        ("split-cifar100", "split-emnist"), (10,), THREE, (*_rivals(30, *WITH_MEMORY), *_rivals(300, *WITH_MEMORY)),
+        quick=DIGITS | {"lines": (*_rivals(10, *WITH_MEMORY), *_rivals(60, *WITH_MEMORY))},
     ),
     # What FedMeS+ is was chosen on these seeds, which it is not reported on.
     "parts": Study(

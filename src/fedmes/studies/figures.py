@@ -58,7 +58,7 @@ def _of_setting(study: str, outcomes: Sequence[Outcome], benchmark: str, clients
         return {"": memory_sizes(runs, benchmark, clients)}
     if study == "heteromemory":
         return {"": accuracy_of_configurations(runs), "-boxes": report.task_boxes(runs)}
-    if study in ("questions", "beyond", "parts"):
+    if study in ("questions", "beyond", "beyond-memory", "parts"):
         return {"": answers(outcomes)}
     return {"": learning_rates(runs)}
 

@@ -385,5 +385,5 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
 TABLES: dict[str, Callable[[Sequence[Outcome]], list[Table]]] = {
     "table1": table1, "table1-block": table1, "curves": curves, "clients": clients, "fusion40": fusion40,
     "memory": memory, "heteromemory": heteromemory, "wallclock": wallclock, "questions": questions, "beyond": beyond,
-    "parts": questions, "lr": lr,
+    "beyond-memory": questions, "parts": questions, "lr": lr,
 }  # fmt: skip
