@@ -257,15 +257,19 @@ class StackedEngine:
         for s, k in np.argwhere(over_now).tolist():
             self.learned[s, k] = ended[s][k]
         groups = [group for group in self.groups if over_now[:, group].any()]
-        scores = [score for group in groups for name in self.readings for score in self._score(group, ended, name)]
+        alike = _one_prediction(self.readings)
+        scores = [score for group in groups for names in alike for score in self._score(group, ended, names)]
         return sorted(scores, key=lambda score: (score.seed, score.client))
 
-    def _score(self, group: slice, all_ended: Grid, reading: str) -> list[Score]:
+    def _score(self, group: slice, all_ended: Grid, readings: list[str]) -> list[Score]:
         ended, plans = [row[group] for row in all_ended], [row[group] for row in self.plans]
         me = Me(*(t[:, group] for t in self.me))
-        method = self.readings[reading]
+        method = self.readings[readings[0]]
         ready = self._ready(group, plans, ended, method)
-        choices = self.batches.put(np.array(each(lambda plan: plan.told(method.config.eval.told), plans)))
+        choices = [
+            self.batches.put(np.array(each(lambda plan, told=told: plan.told(told), plans)))
+            for told in (self.readings[name].config.eval.told for name in readings)
+        ]
         tests = each(_test_pieces, plans, ended)  # [(task, rows)], no piece with samples of two tasks
         count = over(partial(_right, method), "ccccccc")
         counts: list[Tensors] = []
@@ -273,17 +277,23 @@ class StackedEngine:
             now = each(lambda pieces, j=j: pieces[j] if j < len(pieces) else (0, NOBODY), tests)
             task = self.batches.put(np.array(each(lambda piece: piece[0], now)))
             x, y, mask = self.batches.samples(self.batches.put(padded(each(lambda piece: piece[1], now))))
-            choice = choices.take_along_dim(task[:, :, None, None], dim=2)[:, :, 0]
-            scopes = torch.stack([me.seen, choice], dim=2)
-            told = torch.stack([torch.full_like(task, -1), task], dim=2)
+            chosen = [choice.take_along_dim(task[:, :, None, None], dim=2)[:, :, 0] for choice in choices]
+            scopes = torch.stack([me.seen, *chosen], dim=2)
+            told = torch.stack([torch.full_like(task, -1), *[task] * len(chosen)], dim=2)
             counts.append(count(ready, x, y, mask, scopes, told, me))
         kinds = list(counts[0])
         right = torch.stack([torch.stack([c[kind] for kind in kinds]) for c in counts]).cpu().numpy()
+
+        def accuracy(s: int, k: int, p: int, i: int) -> dict[str, list[tuple[float, float]]]:
+            both = right[:, :, s, k][..., [0, 1 + i]]
+            return _accuracy(kinds, both, tests[s][k], plans[s][k], p)
+
         return [
-            Score(s, group.start + k, p, _accuracy(kinds, right[:, :, s, k], tests[s][k], plans[s][k], p), reading)
+            Score(s, group.start + k, p, accuracy(s, k, p, i), reading)
             for s, row in enumerate(ended)
             for k, p in enumerate(row)
             if p is not None
+            for i, reading in enumerate(readings)
         ]
 
     def _ready(self, group: slice, plans: Grid, ended: Grid, method: Method) -> Tensors:
@@ -366,10 +376,19 @@ def _column(sizes: Tensor) -> Tensor:
     return sizes[:, None] if sizes.ndim else sizes
 
 
+def _one_prediction(readings: Mapping[str, Method]) -> list[list[str]]:
+    """Readings that differ only in what a client that is told the task chooses among: the network is asked once."""
+    alike: dict[str, list[str]] = {}
+    for name, method in readings.items():
+        options = method.config.options()
+        alike.setdefault(repr(options | {"eval.told": None}), []).append(name)
+    return list(alike.values())
+
+
 def _right(
     method: Method, ready: Tensors, x: Tensor, y: Tensor, mask: Tensor, scopes: Tensor, told: Tensor, me: Me
 ) -> Tensors:
-    """One client: how many it gets right, without being told the task and being told."""
+    """One client: how many it gets right, without being told the task and being told, in one or more ways."""
     p = vmap(method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, told, me)
     return {kind: ((q.argmax(-1) == y) * mask).sum(-1) for kind, q in p.items()}
 
