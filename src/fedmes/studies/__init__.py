@@ -94,7 +94,7 @@ def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
     folder, name = scope.root / scope.study, scope.name
     caption = scope.declared().title + (f" ({QUICK})" if scope.quick else "")
     title = f"{scope.declared().title}{' (quick version)' if scope.quick else ''}"
-    made = views.TABLES[scope.study](outcomes)
+    made = views.TABLES[scope.study](_begun(outcomes))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         drawn = {f"{name}-{place}": figure for place, figure in of_study(scope.study, outcomes, title).items()}
@@ -108,6 +108,13 @@ def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
     except OSError as error:
         raise UserError(f"out: {error.filename or folder} cannot be written ({error.strerror})") from None
     return Written(folder / f"{name}.md", text, [outcome for outcome in outcomes if outcome.run is None])
+
+
+def _begun(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Without the settings of which nothing is there: a table that only says "open" tells less than the list of what is
+    open. With nothing at all, everything."""
+    settings = {outcome.trial.setting for outcome in outcomes if outcome.run is not None}
+    return [outcome for outcome in outcomes if outcome.trial.setting in settings] or outcomes
 
 
 def _page(scope: Scope, title: str, outcomes: Sequence[Outcome], made: Sequence[Table], figures: Sequence[str]) -> str:

@@ -153,7 +153,8 @@ def clients(outcomes: Sequence[Outcome]) -> list[Table]:
                     continue
                 value, low, high = ranges[label]
                 numbers = [value.mean(), value.min(), value.max(), (high - low).mean()]
-                rows.append((label, *(Number(float(n)) for n in numbers), f"{int((value == best).sum())}/{len(value)}"))
+                firsts = f"{int((value == best).sum())}/{len(value)}" if len(ranges) > 1 else "-"
+                rows.append((label, *(Number(float(n)) for n in numbers), firsts))
             title = f"{score}: {title_of(members[0].trial.config)}"
             tables.append(Table(title, heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",)))
     return tables
