@@ -243,6 +243,19 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     assert len(set(directories("lr", **ten).values())) == 30
 
 
+def test_costly_settings_have_fewer_seeds_unless_others_are_asked_for(tmp_path):
+    def seeds(study, **fields):
+        found = trials.wanted(Scope(study, tmp_path, methods=("fedmes",), **fields))
+        return {(trial.config.benchmark, trial.config.clients): trial.config.seeds for trial in found}
+
+    for study in ("table1", "curves", "wallclock"):
+        declared = seeds(study)
+        assert declared["split-emnist", 10] == [0, 1, 2, 3, 4]
+        assert declared["split-emnist", 20] == declared["split-miniimagenet", 10] == [0, 1, 2]
+        assert set(map(tuple, seeds(study, seeds=(0, 1, 2, 3, 4)).values())) == {(0, 1, 2, 3, 4)}
+        assert set(map(tuple, seeds(study, quick=True).values())) == {(0, 1, 2)}
+
+
 def test_memories_are_shared_out_in_equal_parts():
     assert trials.spread((10, 20, 30, 40, 50), 10) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
     assert trials.spread((10, 20, 30, 40, 50), 20) == sorted([10, 20, 30, 40, 50] * 4)

@@ -30,11 +30,15 @@ class Study:
     seeds: tuple[int, ...]
     lines: tuple[Line, ...]
     options: Mapping[str, Any] = field(default_factory=dict)  # of all its runs
+    fewer: Mapping[str | int, tuple[int, ...]] = field(default_factory=dict)  # seeds of a benchmark, of so many clients
     any_method: bool = False  # may --methods name methods that are not declared?
     quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the version that two CPU cores do in minutes
 
     def shrunk(self) -> Study:
-        return replace(self, quick={}, **self.quick)
+        return replace(self, quick={}, fewer={}, **self.quick)
+
+    def seeds_of(self, benchmark: str, clients: int) -> tuple[int, ...]:
+        return self.fewer.get(benchmark) or self.fewer.get(clients) or self.seeds
 
 
 def _methods(*names: str) -> tuple[Line, ...]:
@@ -63,12 +67,14 @@ def _question(text: str, method: str, **answers: Mapping[str, Any]) -> tuple[Lin
 FIVE, THREE, SEARCH = (0, 1, 2, 3, 4), (0, 1, 2), (5, 6, 7)
 CROSS_CLASS = ("split-cifar100", "split-emnist", "split-core50", "split-miniimagenet")
 PAPER_METHODS = ("fedavg", "ditto", "fedrep", "fedagem", "fedweit", "fedmes")
+COSTLY: dict[str | int, tuple[int, ...]] = {"split-miniimagenet": THREE, 20: THREE}
 DIGITS: dict[str, Any] = {"benchmarks": ("split-digits",), "clients": (10,), "seeds": THREE}
 
 TABLE1 = Study(
     "Accuracy and forgetting of every method: the paper's Table 1",
     CROSS_CLASS, (10, 20), FIVE,
     _methods(*PAPER_METHODS, "local", "local-er", "joint"),
+    fewer=COSTLY,
     any_method=True,
     quick=DIGITS,
 )  # fmt: skip
@@ -186,6 +192,7 @@ STUDIES: dict[str, Study] = {
     "wallclock": Study(
         "What accuracy costs in time, with communication at 40 Mbit/s",
         ("split-cifar100", "split-emnist", "split-miniimagenet"), (10, 20), FIVE, _methods("fedmes", "fedweit"),
+        fewer=COSTLY,
         any_method=True,
         quick=DIGITS | {"clients": (10, 20)},
     ),
@@ -201,6 +208,7 @@ STUDIES: dict[str, Study] = {
     "beyond": Study(
         "FedMeS+ beside the paper's methods",
         ("split-cifar100", "split-emnist"), (10, 20), FIVE, _rivals(150, *EVERYBODY),
+        fewer=COSTLY,
         quick=DIGITS | {"lines": _rivals(30, *EVERYBODY)},
     ),
     "beyond-memory": Study(

@@ -57,6 +57,7 @@ class Scope:
             benchmarks=self.benchmarks or study.benchmarks,
             clients=self.clients or study.clients,
             seeds=self.seeds or study.seeds,
+            fewer={} if self.seeds else study.fewer,
             lines=_chosen(study, self.methods),
         )
 
@@ -108,12 +109,13 @@ def wanted(scope: Scope) -> list[Trial]:
     found = []
     for benchmark in study.benchmarks:
         for clients in study.clients:
+            seeds = list(study.seeds_of(benchmark, clients))
             for line in study.lines:
                 agreed = _agreed(protocol.get(benchmark, {}), line.method)
                 if (rate := rates.get(benchmark, {}).get(line.method)) is not None:
                     agreed["optim.lr"] = rate
                 given = agreed | dict(study.options) | dict(line.options) | dict(scope.options)
-                given |= {"benchmark": benchmark, "method": line.method, "clients": clients, "seeds": list(study.seeds)}
+                given |= {"benchmark": benchmark, "method": line.method, "clients": clients, "seeds": seeds}
                 levels = {key: spread(value, clients) for key, value in given.items() if isinstance(value, tuple)}
                 config = configuration.load(None, {"output.models": "none"} | given | levels)
                 place = scope.root / "runs" / setting_name(config) / run_name(config)
