@@ -1,4 +1,4 @@
-"""docs/reproduction.md: every number in its tables is the one in the file it links to."""
+"""docs/reproduction.md and docs/beyond.md: every number in their tables is the one in the file it links to."""
 
 import json
 import re
@@ -6,23 +6,25 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "reproduction.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = ("reproduction.md", "beyond.md")
 CELL = re.compile(r'\[(\.\d+) ± (\.\d+) / (-?\.\d+)\]\(([^ )]+) "(oblivious|masked)(, network alone)?"\)')
-CELLS = CELL.findall(PAGE.read_text(encoding="utf-8"))
+CELLS = [cell for page in PAGES for cell in CELL.findall((DOCS / page).read_text(encoding="utf-8"))]
 
 
 def short(value, digits):
     return f"{value:.{digits}f}".replace("0.", ".", 1)
 
 
-def test_there_are_cells():
-    assert len(CELLS) > 20
+@pytest.mark.parametrize("page", PAGES)
+def test_there_are_cells(page):
+    assert len(CELL.findall((DOCS / page).read_text(encoding="utf-8"))) > 20
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{Path(cell[3]).parent.name}-{cell[4]}{cell[5]}")
 def test_a_cell_says_what_its_result_says(cell):
     mean, spread, forgetting, link, score, alone = cell
-    content = json.loads((PAGE.parent / link).read_text(encoding="utf-8"))
+    content = json.loads((DOCS / link).read_text(encoding="utf-8"))
     found = content["metrics_nolip" if alone else "metrics"][score]
     accuracy = found["acc_all"]
     assert (mean, spread) == (short(accuracy["mean"], 3), short(accuracy["std"], 3))
