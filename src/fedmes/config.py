@@ -202,7 +202,7 @@ class KnnperOptions(Section):
 
 
 class FedmesplusOptions(Section):
-    balance: Annotated[float, Field(ge=0)] = 3.0  # 0: a plain softmax; above 1 earlier classes are preferred
+    balance: Annotated[float, Field(ge=0)] = 2.0  # 0: a plain softmax; above 1 earlier classes are preferred
     teach: Annotated[float, Field(ge=0)] = 1.0  # the weight of the teacher's opinion
     augment: Literal["none", "shift", "flip"] | None = None  # left out: by their colours and size
 

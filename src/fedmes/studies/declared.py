@@ -148,7 +148,7 @@ def _rivals(memory: int, *methods: str) -> tuple[Line, ...]:
 
 PARTS = _question(
     "What does each part of FedMeS+ do?", "fedmes-plus",
-    whole={}, **{f"balance__{balance}": {"fedmesplus.balance": float(balance)} for balance in (0, 1, 2, 4)},
+    whole={}, **{f"balance__{balance}": {"fedmesplus.balance": float(balance)} for balance in (0, 1, 2, 3, 4)},
     teach__0={"fedmesplus.teach": 0.0}, augment__none={"fedmesplus.augment": "none"},
     augment__shift={"fedmesplus.augment": "shift"}, policy__fifo={"memory.policy": "fifo"},
     predicts__w={"eval.model": "personal"}, predicts__W={"eval.model": "global"},
