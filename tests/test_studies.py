@@ -52,6 +52,8 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("reproduce")
 
 
+# --- from end to end ------------------------------------------------------------------------------------------------
+
 FEWER = {
     "table1-block": ("fedavg", "fedmes"),
     "curves": ("fedavg", "fedmes"),
@@ -128,6 +130,9 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     assert rows(whole) == first
 
 
+# --- tables beside the paper's numbers, of results made by hand -------------------------------------------------------
+
+
 def put(trial, accuracy, masked=None, nolip=None, **changes):
     """A finished run of a trial, made by hand."""
     config = trial.config.with_(
@@ -187,6 +192,9 @@ def test_the_command_of_an_open_cell_makes_that_run_alone(tmp_path, capsys):
     again = reproduce(scope, None)
     cells = {row["samples a client"]: row["Acc masked"] for row in rows(again)}
     assert [size for size, cell in cells.items() if cell != "open"] == ["90"]
+
+
+# --- which runs a study wants, and which of them are there ------------------------------------------------------------
 
 
 def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path):
@@ -307,6 +315,9 @@ def test_the_protocol_of_a_folder_binds_its_studies(tmp_path):
     (tmp_path / "protocol.toml").write_text("[")
     with pytest.raises(UserError, match=r"protocol\.toml: cannot be read"):
         trials.wanted(scope)
+
+
+# --- quick versions, missing data, bad input --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("study", STUDIES)
