@@ -170,6 +170,7 @@ def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_pat
     assert "| 0.530 ± 0.05 | 0.580 ± 0.040 |      +0.050 |" in written.text
     assert r"$0.530 \pm 0.05$ & $0.580 \pm 0.040$ & $+0.050$" in written.page.with_suffix(".tex").read_text()
     assert float(found["split-cifar100", "fedmes-nolip"]["ΔAcc oblivious"]) == pytest.approx(-0.275)
+    assert "Δ is ours less the paper's" in written.text and "`-nolip` is the network" in written.text
     assert found["split-cifar100", "ditto"]["Acc masked"] == "open"
     assert found["split-cifar100", "ditto"]["Acc paper"] == "0.219"
     assert {benchmark for benchmark, _ in found} == {"split-cifar100"}  # nothing to show of the other
@@ -374,6 +375,12 @@ def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkey
     assert "core50 is not in" in written.text
     with pytest.raises(UserError, match=r"no run could be made .*core50"):
         reproduce(replace(scope, benchmarks=("split-core50",)), execute)
+
+
+def test_a_page_explains_the_signs_it_uses_only(tmp_path):
+    text = reproduce(Scope("parts", tmp_path, clients=(10,)), None).text
+    assert "Mean and population standard deviation" in text
+    assert "Δ" not in text and "nolip" not in text
 
 
 def test_a_study_in_vain_does_not_keep_the_others_from_their_pages(tmp_path):

@@ -117,16 +117,23 @@ def _begun(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     return [outcome for outcome in outcomes if outcome.trial.setting in settings] or outcomes
 
 
+SIGNS = {
+    "Δ": "Δ is ours less the paper's.",
+    "-nolip": "`-nolip` is the network without the memory's vote.",
+}
+
+
 def _page(scope: Scope, title: str, outcomes: Sequence[Outcome], made: Sequence[Table], figures: Sequence[str]) -> str:
     lines = [f"# {title}", ""]
     if scope.quick:
         lines += [f"**{QUICK}.**", ""]
+    body = [tables.markdown(table) for table in made]
     lines += [
         "Mean and population standard deviation over seeds. *masked*: the task is told; *oblivious*: it is not; both "
-        "are scores of the same training. Δ is ours less the paper's. `-nolip` is the network without the memory's "
-        "vote.",
+        "are scores of the same training."
+        + "".join(f" {meaning}" for sign, meaning in SIGNS.items() if any(sign in table for table in body)),
         "",
-        *(tables.markdown(table) for table in made),
+        *body,
         *(f"![{file}]({file}.png)\n" for file in figures),
     ]
     agreed = [str(scope.root / file) for file in (PROTOCOL, LEARNING_RATES) if (scope.root / file).is_file()]
