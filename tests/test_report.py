@@ -174,8 +174,9 @@ def test_text_from_files_stays_text(tmp_path):
 
 def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
     for size in (10, 5, 100):
-        how = {"checkpoint.every": float(size), "engine.stack": size}  # it makes no difference how they were computed
-        made.write(tmp_path / f"m{size}", made.triangle([size / 200]), method="fedmes", **{"memory.size": size} | how)
+        # It makes no difference how they were computed, and none what another method would have asked for.
+        same = {"checkpoint.every": float(size), "engine.stack": size, "ditto.lam": float(size)}
+        made.write(tmp_path / f"m{size}", made.triangle([size / 200]), method="fedmes", **{"memory.size": size} | same)
     made.write(tmp_path / "mixed", made.triangle([0.4]), method="fedmes", **{"memory.size": [5, 25]})
     made.write(tmp_path / "avg", made.triangle([0.2]))
     (group,) = gather.gather([tmp_path])[0]
@@ -191,6 +192,13 @@ def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
     assert line["mixed"] == [[2, 0.4, "5, 25"]]
     assert len(figures["boxes"]["panels"]["masked"][0]["boxes"]) == 5
     assert "differ in memory.size too" in page.one("main")["text"]
+
+
+def test_a_method_of_ones_own_may_ask_for_the_options_of_others():
+    assert gather.of_another_method("fedavg", "ditto.lam") and gather.of_another_method("fedmes-plus", "fedmes.start")
+    for method in ("ditto", "own.py:Mine"):
+        assert not gather.of_another_method(method, "ditto.lam")
+    assert not gather.of_another_method("fedavg", "memory.size")
 
 
 def test_the_same_run_in_two_directories_has_two_names(tmp_path):

@@ -18,6 +18,7 @@ import numpy as np
 from fedmes import __version__, results
 from fedmes.config import Config
 from fedmes.errors import UserError
+from fedmes.methods import METHODS
 from fedmes.metrics import Floats
 from fedmes.report import series
 from fedmes.results import Result
@@ -200,9 +201,10 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
     """A run is called by its method and, among several of one method, by what sets it apart."""
     labels = []
     for run in runs:
-        apart = differing([other.config for other in runs if other.config.method == run.config.method])
-        own = run.config.options()
-        parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if not key.startswith(HOW)]
+        method, own = run.config.method, run.config.options()
+        apart = differing([other.config for other in runs if other.config.method == method])
+        apart = [key for key in apart if not key.startswith(HOW) and not of_another_method(method, key)]
+        parts = [f"{_short(key)} {value_text(own[key])}" for key in apart]
         labels.append(" ".join([run.config.method_name, *parts[:3]]))
     times = Counter(labels)
     named = [
@@ -222,7 +224,11 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """By method: runs that differ in their memory alone, from small to large."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {key: value for key, value in run.config.options().items() if not key.startswith(("memory.", *HOW))}
+        rest = {
+            key: value
+            for key, value in run.config.options().items()
+            if not key.startswith(("memory.", *HOW)) and not of_another_method(run.config.method, key)
+        }
         alike.setdefault(json.dumps(rest), []).append(run)
     found: dict[str, list[Run]] = {}
     for members in alike.values():
@@ -237,6 +243,12 @@ def differing(configs: Iterable[Config]) -> list[str]:
     """The options that are not the same in all of these."""
     flats = [config.options() for config in configs]
     return [key for key in flats[0] if any(other[key] != flats[0][key] for other in flats[1:])]
+
+
+def of_another_method(method: str, key: str) -> bool:
+    """What only another method asks for, `ditto.lam` in a run of FedAvg: its default may have changed since. A method
+    of the user's own may ask for anything."""
+    return method in METHODS and key.partition(".")[0] in {name.replace("-", "") for name in METHODS if name != method}
 
 
 def value_text(value: Any) -> str:

@@ -16,7 +16,7 @@ from fedmes.benchmarks import BENCHMARKS
 from fedmes.config import Config
 from fedmes.errors import UserError, unknown
 from fedmes.methods import METHODS
-from fedmes.report.gather import HOW, Run
+from fedmes.report.gather import HOW, Run, of_another_method
 from fedmes.studies.declared import STUDIES, Line, Study
 
 PROTOCOL, LEARNING_RATES = "protocol.toml", "learning-rates.toml"
@@ -217,16 +217,10 @@ def look(trial: Trial) -> Outcome:
     there = result.config.options()
     for key, value in trial.config.options().items():
         settled = value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
-        settled = settled or _of_another_method(trial.config.method, key)
+        settled = settled or of_another_method(trial.config.method, key)
         if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
             return Outcome(trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}")
     return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
-
-
-def _of_another_method(method: str, key: str) -> bool:
-    """What only another method asks for, `ditto.lam` in a run of FedAvg: its default may have changed since."""
-    section = key.partition(".")[0]
-    return section in {name.replace("-", "") for name in METHODS if name != method}
 
 
 def _brings_its_own_memory(config: Config, key: str) -> bool:
