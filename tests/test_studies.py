@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from fedmes import cli, experiment, results, studies
 from fedmes.commands.reporting import STUDY_NAMES
 from fedmes.config import Config
 from fedmes.errors import Stopped, UserError
 from fedmes.preparing import prepare
-from fedmes.studies import paper, trials, views
+from fedmes.studies import figures, paper, trials, views
 from fedmes.studies.declared import PAPER_METHODS, STUDIES
 from fedmes.studies.trials import Scope
 from made import VERSIONS, result, triangle
@@ -195,6 +196,13 @@ def test_the_command_of_an_open_cell_makes_that_run_alone(tmp_path, capsys):
     assert [size for size, cell in cells.items() if cell != "open"] == ["90"]
 
 
+def test_a_page_explains_the_signs_it_uses_only_and_names_its_command(tmp_path):
+    text = reproduce(Scope("parts", tmp_path, clients=(10,)), None).text
+    assert f"`fedmes reproduce parts --clients 10 --out {tmp_path} --no-run`" in text
+    assert "Mean and population standard deviation" in text
+    assert "Δ" not in text and "nolip" not in text
+
+
 # --- which runs a study wants, and which of them are there ------------------------------------------------------------
 
 
@@ -366,6 +374,20 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     assert float(zero["Acc less default, masked std"]) == pytest.approx(np.std([0.1, 0, -0.1]))
 
 
+def test_the_line_of_a_default_waits_for_its_run(tmp_path):
+    default, zero = trials.wanted(Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0")))
+
+    def lines():
+        drawn = figures.answers([trials.look(default), trials.look(zero)])
+        found = [line for ax in drawn.axes for line in ax.collections if to_hex(line.get_color()[0]) == "#888888"]
+        return [float(line.get_segments()[0][0, 0]) for line in found]
+
+    put(zero, 0.4, 0.5)
+    assert lines() == []
+    put(default, 0.2, 0.3)
+    assert lines() == pytest.approx([0.2, 0.3])
+
+
 def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path / "nothing"))
     scope = tiny("fusion40", tmp_path / "out", methods=("fedmes",))
@@ -375,12 +397,6 @@ def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkey
     assert "core50 is not in" in written.text
     with pytest.raises(UserError, match=r"no run could be made .*core50"):
         reproduce(replace(scope, benchmarks=("split-core50",)), execute)
-
-
-def test_a_page_explains_the_signs_it_uses_only(tmp_path):
-    text = reproduce(Scope("parts", tmp_path, clients=(10,)), None).text
-    assert "Mean and population standard deviation" in text
-    assert "Δ" not in text and "nolip" not in text
 
 
 def test_a_study_in_vain_does_not_keep_the_others_from_their_pages(tmp_path):

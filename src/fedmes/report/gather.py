@@ -201,10 +201,9 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
     """A run is called by its method and, among several of one method, by what sets it apart."""
     labels = []
     for run in runs:
-        method, own = run.config.method, run.config.options()
-        apart = differing([other.config for other in runs if other.config.method == method])
-        apart = [key for key in apart if not key.startswith(HOW) and not of_another_method(method, key)]
-        parts = [f"{_short(key)} {value_text(own[key])}" for key in apart]
+        apart = differing([other.config for other in runs if other.config.method == run.config.method])
+        own = decisive(run.config)
+        parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if key in own]
         labels.append(" ".join([run.config.method_name, *parts[:3]]))
     times = Counter(labels)
     named = [
@@ -224,11 +223,7 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """By method: runs that differ in their memory alone, from small to large."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {
-            key: value
-            for key, value in run.config.options().items()
-            if not key.startswith(("memory.", *HOW)) and not of_another_method(run.config.method, key)
-        }
+        rest = {key: value for key, value in decisive(run.config).items() if not key.startswith("memory.")}
         alike.setdefault(json.dumps(rest), []).append(run)
     found: dict[str, list[Run]] = {}
     for members in alike.values():
@@ -243,6 +238,15 @@ def differing(configs: Iterable[Config]) -> list[str]:
     """The options that are not the same in all of these."""
     flats = [config.options() for config in configs]
     return [key for key in flats[0] if any(other[key] != flats[0][key] for other in flats[1:])]
+
+
+def decisive(config: Config) -> dict[str, Any]:
+    """The options that an outcome can hang on."""
+    return {
+        key: value
+        for key, value in config.options().items()
+        if not key.startswith(HOW) and not of_another_method(config.method, key)
+    }
 
 
 def of_another_method(method: str, key: str) -> bool:

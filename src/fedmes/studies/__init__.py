@@ -20,6 +20,10 @@ from fedmes.studies.tables import Number, Table
 from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, readings, wanted
 
 QUICK = "QUICK VERSION, much smaller than the paper's setting and not comparable with its numbers"
+SIGNS = {  # what tables use without a word
+    "Δ": "Δ is ours less the paper's.",
+    "-nolip": "`-nolip` is the network without the memory's vote.",
+}
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,6 @@ def _begun(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
     return [outcome for outcome in outcomes if outcome.trial.setting in settings] or outcomes
 
 
-SIGNS = {
-    "Δ": "Δ is ours less the paper's.",
-    "-nolip": "`-nolip` is the network without the memory's vote.",
-}
-
-
 def _page(scope: Scope, title: str, outcomes: Sequence[Outcome], made: Sequence[Table], figures: Sequence[str]) -> str:
     lines = [f"# {title}", ""]
     if scope.quick:
@@ -137,7 +135,8 @@ def _page(scope: Scope, title: str, outcomes: Sequence[Outcome], made: Sequence[
         *(f"![{file}]({file}.png)\n" for file in figures),
     ]
     agreed = [str(scope.root / file) for file in (PROTOCOL, LEARNING_RATES) if (scope.root / file).is_file()]
-    lines += ["## The runs", "", f"Options: {', '.join(agreed) if agreed else 'the defaults of each benchmark'}.", ""]
+    lines += ["## The runs", "", f"This page of them is made by `{scope.command} --no-run`.", ""]
+    lines += [f"Options: {', '.join(agreed) if agreed else 'the defaults of each benchmark'}.", ""]
     for outcome in _once(outcomes):
         if (run := outcome.run) is not None:
             where = Path("..") / outcome.trial.directory.relative_to(scope.root)

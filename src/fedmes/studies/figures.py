@@ -106,29 +106,29 @@ def accuracy_of_configurations(runs: Sequence[Run]) -> Figure:
 
 def answers(outcomes: Sequence[Outcome]) -> Figure:
     """Acc_ALL of each answer, question by question; a line marks the default's."""
-    known = [outcome for outcome in outcomes if outcome.run is not None]
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in known:
-        groups.setdefault(outcome.trial.line.question, []).append(outcome)
+    groups: dict[str, list[Run]] = {}
+    defaults: dict[str, Run | None] = {}
+    for outcome in outcomes:
+        defaults.setdefault(outcome.trial.line.question, outcome.run)
+        if outcome.run is not None:
+            groups.setdefault(outcome.trial.line.question, []).append(outcome.run)
     places, labels, place = [], [], 0.0
     for members in groups.values():
-        for outcome in members:
+        for run in members:
             places.append(place)
-            labels.append(outcome.trial.line.label)
+            labels.append(run.label)
             place += 1
         place += 0.7
     with canvas.sheet(1, 2, 1.0 + 0.2 * place, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
             at = iter(places)
-            for members in groups.values():
+            for question, members in groups.items():
                 here = [next(at) for _ in members]
-                for place, outcome in zip(here, members, strict=True):
-                    assert outcome.run is not None
-                    seeds = len(outcome.run.config.seeds)
-                    _point(ax, outcome.run.metrics[score]["acc_all"], place, score, seeds > 1)
-                assert members[0].run is not None
-                default = members[0].run.metrics[score]["acc_all"]["mean"]
-                ax.vlines(default, here[0] - 0.4, here[-1] + 0.4, color="#888888", linewidth=0.8, zorder=1)
+                for place, run in zip(here, members, strict=True):
+                    _point(ax, run.metrics[score]["acc_all"], place, score, len(run.config.seeds) > 1)
+                if (default := defaults[question]) is not None:
+                    mean = default.metrics[score]["acc_all"]["mean"]
+                    ax.vlines(mean, here[0] - 0.4, here[-1] + 0.4, color="#888888", linewidth=0.8, zorder=1)
             _rows(ax, labels, places)
             ax.set(title=title, xlabel="Acc_ALL")
     return figure
@@ -209,6 +209,7 @@ def _rows(ax: Axes, labels: Sequence[str], places: Sequence[float] | None = None
     places = list(range(len(labels))) if places is None else places
     ax.set_yticks(places, labels)
     ax.set_ylim(places[-1] + 0.6, -0.6)
+    ax.locator_params(axis="x", nbins=6)  # more would run into each other where they have four digits
     ax.grid(visible=True, axis="both")
 
 

@@ -44,6 +44,18 @@ class Scope:
     def name(self) -> str:
         return f"{self.study}-quick" if self.quick else self.study
 
+    @property
+    def command(self) -> str:
+        """What asks for this on a command line."""
+        words = ["fedmes", "reproduce", self.study]
+        words += ["--quick"] if self.quick else []
+        for name in ("benchmarks", "clients", "methods", "seeds"):
+            if (values := getattr(self, name)) is not None:
+                words += [f"--{name}", ",".join(map(str, values))]
+        for key, value in self.options.items():
+            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+        return shlex.join([*words, "--out", str(self.out)])
+
     def declared(self) -> Study:
         """The study, cut to what was asked for."""
         if self.study not in STUDIES:
@@ -119,7 +131,8 @@ def wanted(scope: Scope) -> list[Trial]:
                 levels = {key: spread(value, clients) for key, value in given.items() if isinstance(value, tuple)}
                 config = configuration.load(None, {"output.models": "none"} | given | levels)
                 place = scope.root / "runs" / setting_name(config) / run_name(config)
-                found.append(Trial(line, config, place, _command(scope, config, line), tuple(scope.options)))
+                alone = replace(scope, benchmarks=(benchmark,), clients=(clients,), methods=(line.label,))
+                found.append(Trial(line, config, place, alone.command, tuple(scope.options)))
     return found
 
 
@@ -194,16 +207,6 @@ def _value(value: Any) -> str:
         each = list(dict.fromkeys(value))
         return f"{each[0]}to{each[-1]}by{each[1] - each[0]}" if len(each) > 1 else str(each[0])
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _command(scope: Scope, config: Config, line: Line) -> str:
-    words = ["fedmes", "reproduce", scope.study]
-    words += ["--quick"] if scope.quick else []
-    words += ["--benchmarks", config.benchmark, "--clients", str(config.clients), "--methods", line.label]
-    words += ["--seeds", ",".join(map(str, config.seeds))] if scope.seeds else []
-    for key, value in scope.options.items():
-        words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    return shlex.join([*words, "--out", str(scope.out)])
 
 
 def look(trial: Trial) -> Outcome:
