@@ -28,7 +28,7 @@ def test_a_folder_of_folders_is_searched_and_nothing_counted_twice(tmp_path):
     assert left_out == []
 
 
-def test_other_splits_seeds_and_data_are_never_compared(tmp_path):
+def test_other_splits_seeds_data_and_rules_are_never_compared(tmp_path):
     base = made.triangle([0.5], clients=2)
     made.write(tmp_path / "a", base)
     made.write(tmp_path / "b", base, method="fedmes")
@@ -36,12 +36,14 @@ def test_other_splits_seeds_and_data_are_never_compared(tmp_path):
     made.write(tmp_path / "other-seed", base, seeds=[7])
     made.write(tmp_path / "other-images", base, **{"data.image_size": 16})
     made.write(tmp_path / "other-noise", base, **{"synthetic.noise": 2.0})
+    made.write(tmp_path / "other-rule", base, method="fedmes", **{"eval.told": "block"})
     page = report_on(tmp_path, tmp_path)
-    assert len(page.data["groups"]) == 5
-    assert page.one("h1")["text"] == "5 comparisons"
+    assert len(page.data["groups"]) == 6
+    assert page.one("h1")["text"] == "6 comparisons"
     text = page.one("main")["text"]
     assert "only where benchmark, splits and seeds are the same" in text
-    assert sorted(len(group["runs"]) for group in page.data["groups"]) == [1, 1, 1, 1, 2]
+    assert sorted(len(group["runs"]) for group in page.data["groups"]) == [1, 1, 1, 1, 1, 2]
+    assert "seed 0 · told: whole block" in text
 
 
 def broken_ones(folder):

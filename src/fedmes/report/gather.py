@@ -70,7 +70,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one benchmark with equal splits and seeds."""
+    """Runs of one benchmark with equal splits and seeds, judged by the same rule."""
 
     runs: tuple[Run, ...]
 
@@ -112,7 +112,7 @@ def gather(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
             except UserError as error:
                 left_out.append(LeftOut(str(directory), str(error)))
             else:
-                groups.setdefault(_same_data(run.result), []).append(run)
+                groups.setdefault(_same_question(run.result), []).append(run)
     return [Group(_labelled(runs)) for runs in groups.values()], left_out
 
 
@@ -177,7 +177,8 @@ def title_of(config: Config) -> str:
     """What runs of a group share."""
     seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
     name = config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
-    return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}"
+    told = " · told: whole block" if config.eval.told == "block" else ""
+    return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}{told}"
 
 
 def _equal(one: Any, two: Any) -> bool:
@@ -190,11 +191,13 @@ def _equal(one: Any, two: Any) -> bool:
     return one is None and two is None
 
 
-def _same_data(result: Result) -> str:
-    """Equal for runs that saw the same samples: a split lists rows of a data set, so that has to be the same too."""
+def _same_question(result: Result) -> str:
+    """Equal for runs that saw the same samples (a split lists rows of a data set, so that has to be the same too) and
+    whose clients, told the task, choose among the same classes."""
     config = result.config
     made_up = config.synthetic.model_dump() if config.benchmark == "synthetic" else None
-    return json.dumps([config.benchmark, result.split_sha256, config.seeds, config.data.model_dump(), made_up])
+    samples = [config.benchmark, result.split_sha256, config.seeds, config.data.model_dump(), made_up]
+    return json.dumps([samples, config.eval.told])
 
 
 def _labelled(runs: list[Run]) -> tuple[Run, ...]:

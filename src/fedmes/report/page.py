@@ -100,7 +100,8 @@ def embedded(data: Any) -> str:
 
 def _overview(groups: Sequence[Group], verdicts: Sequence[Verdict], notices: Html) -> Html:
     told = (
-        "Runs are compared only where benchmark, splits and seeds are the same. These results fall into "
+        "Runs are compared only where benchmark, splits and seeds are the same, and what clients choose among when "
+        "they are told the task. These results fall into "
         f"{len(groups)} groups, which say nothing about each other."
     )
     items = [

@@ -58,7 +58,7 @@ TABLE_NOTE = (
     "bold: the best of a column. Acc_ALL: accuracy over all tasks so far, averaged over time and clients; seed by "
     "seed: the same as a point, with a stroke for every seed, all rows on one scale; FR: forgetting, how far earlier "
     "tasks fall from their best (lower is better); final: after a client's last task. MB: sent by all clients of one "
-    "seed; seconds: the whole run where it was made, all seeds."
+    "seed; seconds: of training, where it was made, all seeds."
 )
 
 
@@ -174,7 +174,7 @@ def _table_row(
         if key == "acc_all":
             cells.append(el("td", *(_strip(row, score, scales[score]) for score in SCORES), class_="drawn"))
     sent = result.communication
-    for cost in (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["total"]):
+    for cost in (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["train"]):
         words = ("", "") if row.suffix else (f"{cost:,.1f}", repr(cost))
         cells.append(el("td", words[0], class_="num", data_value=words[1]))
     return el("tr", *cells)
