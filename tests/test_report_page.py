@@ -132,6 +132,18 @@ def test_csv_holds_every_number_as_result_json_has_it(trained_runs, tmp_path):
         assert line["split_sha256"] == content["split_sha256"]
         assert line["seeds"] == "0 4"
         assert int(line["up_bytes"]) == content["communication"]["up_bytes"]
+        for name in ("train", "total", "communication_modelled"):
+            assert float(line[f"seconds_{name}"]) == content["seconds"][name]
+
+
+def test_readings_of_one_training_are_rows_that_differ_and_cost_its_seconds(tmp_path):
+    for told in ("own", "block"):
+        made.write(tmp_path / told, made.triangle([0.5]), **{"eval.told": told})
+    page = report_on(tmp_path, tmp_path, csv=tmp_path / "t.csv")
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
+    assert sorted((line["run"], line["told"]) for line in lines) == [("fedavg", "block"), ("fedavg", "own")]
+    cells = [cell["attributes"]["data-value"] for cell in page.all("td") if "data-value" in cell["attributes"]]
+    assert {float(cell) for cell in cells[2::3]} == {1.0}  # of training; 2.0 are those of the whole run
 
 
 def test_latex_table(tmp_path):

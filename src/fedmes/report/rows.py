@@ -59,8 +59,8 @@ def as_csv(groups: Sequence[Group]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     columns = [(score, key) for score in SCORES for key in NUMBERS]
     heads = [f"{score}_{key}_{part}" for score, key in columns for part in ("mean", "std")]
-    about = ["benchmark", "split_sha256", "seeds", "run", "method", "predicts", "directory"]
-    costs = ["up_bytes", "down_bytes", "seconds_total", "seconds_communication_modelled"]
+    about = ["benchmark", "split_sha256", "seeds", "told", "run", "method", "predicts", "directory"]
+    costs = ["up_bytes", "down_bytes", "seconds_train", "seconds_total", "seconds_communication_modelled"]
     writer.writerow([*about, *heads, *costs])
     for group in groups:
         for row in rows_of(group):
@@ -68,11 +68,11 @@ def as_csv(groups: Sequence[Group]) -> str:
             numbers = [value for score, key in columns for value in row.value(score, key)]
             writer.writerow(
                 [
-                    run.config.benchmark, result.split_sha256, " ".join(map(str, group.seeds)), run.label,
-                    run.config.method, row.predicts, run.directory,
+                    run.config.benchmark, result.split_sha256, " ".join(map(str, group.seeds)), run.config.eval.told,
+                    run.label, run.config.method, row.predicts, run.directory,
                     *("" if number is None else repr(number) for number in numbers),
                     result.communication["up_bytes"], result.communication["down_bytes"],
-                    result.seconds["total"], result.seconds["communication_modelled"],
+                    *(result.seconds[name] for name in ("train", "total", "communication_modelled")),
                 ]
             )  # fmt: skip
     return out.getvalue()
