@@ -48,6 +48,9 @@ def same(one, other, out, there):
             assert (out / path).read_bytes() == (there / path).read_bytes()
 
 
+# --- equal to the loop ------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_the_same_on_sites(method, tmp_path):
     options = TINY | {"method": method}
