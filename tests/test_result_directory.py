@@ -3,6 +3,8 @@
 import csv
 import hashlib
 import json
+import subprocess
+import sys
 import tomllib
 
 import numpy as np
@@ -189,3 +191,19 @@ def test_clients_with_different_numbers_of_tasks(own_npz, tmp_path):
     assert result.config.tasks == 3
     memory = np.load(tmp_path / "out/seed0/client1/memory.npz")
     assert np.bincount(memory["task"]).tolist() == [3, 3]  # m // T with the client's own T
+
+
+def test_a_file_that_several_processes_write_is_always_whole(tmp_path):
+    """As where two terminals run studies that share a page."""
+    write = "import sys; from pathlib import Path; from fedmes.results import replace_text; print(flush=True); input()"
+    write += "; [replace_text(Path(sys.argv[1]), sys.argv[2] * 1000) for _ in range(1000)]"
+    page, pipes = tmp_path / "page.md", {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    both = [subprocess.Popen([sys.executable, "-c", write, str(page), letter], **pipes) for letter in "ab"]
+    for process in both:
+        process.stdout.readline()  # it is ready
+    for process in both:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert page.read_text() in ("a" * 1000, "b" * 1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]

@@ -215,8 +215,8 @@ def _versions() -> dict[str, str]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it."""
-    part = path.with_name(path.name + ".part")
+    """Write a file so that nobody ever sees half of it, also where several processes write it (a page of studies)."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
 
