@@ -13,7 +13,7 @@ CELLS = [cell for page in PAGES for cell in CELL.findall((DOCS / page).read_text
 
 
 def short(value, digits):
-    return f"{value:.{digits}f}".replace("0.", ".", 1)
+    return f"{value:z.{digits}f}".replace("0.", ".", 1)  # z: no -.00
 
 
 @pytest.mark.parametrize("page", PAGES)
