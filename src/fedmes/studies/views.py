@@ -269,8 +269,8 @@ def computed_on(run: Run) -> str:
 
 
 def questions(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("answer", "Acc masked", "FR masked", "Acc less default, masked", "Acc oblivious", "FR oblivious",
-             "Acc less default, oblivious", "network alone, masked", "network alone, oblivious",
+    heads = ("answer", "Acc masked", "FR masked", "Acc less the first's, masked", "Acc oblivious", "FR oblivious",
+             "Acc less the first's, oblivious", "network alone, masked", "network alone, oblivious",
              "rule-2 steps")  # fmt: skip
     tables = []
     for members in by_setting(outcomes).values():
@@ -283,7 +283,7 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
                 cells: list[Cell] = [outcome.trial.line.label]
                 for score in SCORES:
                     cells += [metric(outcome.run, score, key) for key in ("acc_all", "fr")]
-                    cells.append(_over_default(outcome, answers[0], score))
+                    cells.append(_over_first(outcome, answers[0], score))
                 cells += [metric(outcome.run, score, "acc_all", alone=True) for score in SCORES]
                 rows.append((*cells, _rule2(outcome.run)))
             note = "Differences are taken seed by seed." if len(answers[0].trial.config.seeds) > 1 else ""
@@ -294,12 +294,12 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
     return tables
 
 
-def _over_default(outcome: Outcome, default: Outcome, score: str) -> Cell:
-    if outcome is default:
-        return "default"
-    if outcome.run is None or default.run is None:
+def _over_first(outcome: Outcome, first: Outcome, score: str) -> Cell:
+    if outcome is first:
+        return "the first"
+    if outcome.run is None or first.run is None:
         return OPEN
-    gain = series.seed_values(outcome.run.result, score) - series.seed_values(default.run.result, score)
+    gain = series.seed_values(outcome.run.result, score) - series.seed_values(first.run.result, score)
     return Number(float(np.mean(gain)), float(np.std(gain)) if len(gain) > 1 else None, signed=True)
 
 
