@@ -199,6 +199,18 @@ def test_the_command_of_an_open_cell_makes_that_run_alone(tmp_path, capsys):
     assert [size for size, cell in cells.items() if cell != "open"] == ["90"]
 
 
+def test_open_runs_of_a_setting_are_one_line(tmp_path, capsys):
+    cli.app(
+        ["reproduce", "wallclock", "--no-run", "-q", "--clients", "10", "--out", str(tmp_path)], standalone_mode=False
+    )
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/wallclock/wallclock.md\n"
+    settings = ("split-cifar100-10-clients-seeds-0-4", "split-emnist-10-clients-seeds-0-4")
+    *lines, last = said.err.splitlines()
+    assert lines == [f"open: {tmp_path}/runs/{setting}: fedmes, fedweit: not run" for setting in settings]
+    assert last.startswith(f"open: {tmp_path}/runs/split-miniimagenet-10-clients-seeds-0-2: fedmes")
+
+
 def test_a_page_explains_the_signs_it_uses_only_and_names_its_command(tmp_path):
     text = reproduce(Scope("parts", tmp_path, clients=(10,)), None).text
     assert f"`fedmes reproduce parts --clients 10 --out {tmp_path} --no-run`" in text

@@ -87,6 +87,10 @@ def reproduce(
         train(prepared, place, quiet, resume=True)
 
     for written in studies.reproduce([replace(scope, study=name) for name in names], None if no_run else execute):
+        waiting: dict[tuple[Path, str], list[str]] = {}
         for outcome in written.open:
-            print(f"open: {outcome.trial.directory}: {outcome.reason}", file=sys.stderr)
+            place = outcome.trial.directory
+            waiting.setdefault((place.parent, outcome.reason), []).append(place.name)
+        for (folder, reason), runs in waiting.items():
+            print(f"open: {folder}: {', '.join(dict.fromkeys(runs))}: {reason}", file=sys.stderr)
         print(written.page if quiet else f"{written.text}\n{written.page}")
