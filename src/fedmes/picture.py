@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fedmes.errors import UserError
 from fedmes.inputs import Item
 from fedmes.predict import Client, Prediction
+from fedmes.results import whole
 
 ROWS, NEIGHBOURS = 20, 9  # at most
 TILE, GAP, LINE, WORDS = 96, 12, 16, 260  # pixels
@@ -30,12 +31,10 @@ def check(path: Path) -> None:
 
 
 def save(path: Path, client: Client, found: Sequence[tuple[Item, Prediction]]) -> None:
-    part = path.with_name(path.name + ".part")
     try:
-        draw(client, found).save(part, format="PNG")
-        os.replace(part, path)
+        with whole(path) as part:
+            draw(client, found).save(part, format="PNG")
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UserError(f"--show {path}: cannot be written ({error.strerror})") from None
 
 

@@ -8,7 +8,8 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -214,11 +215,21 @@ def _versions() -> dict[str, str]:
     return installed | {"python": platform.python_version()}
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it, also where several processes write it (a page of studies)."""
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what becomes this file at the end, so that nobody ever sees half of it; also where several
+    processes write it, as the page of a study."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    with whole(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _comparable(config: Config) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fedmes.report.canvas import FAINT, HEAT, INK, TITLES
 from fedmes.report.gather import Group, Run, memory_sweeps, value_text
 from fedmes.report.series import Curve
 from fedmes.report.verdict import judge
+from fedmes.results import whole
 
 
 def per_task(runs: Sequence[Run]) -> Figure:
@@ -258,5 +259,6 @@ def save(figure: Figure, folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     with matplotlib.rc_context(canvas.SETTINGS):
-        figure.savefig(folder / f"{name}.png", metadata={"Software": None})
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+            with whole(folder / f"{name}.{kind}") as part:
+                figure.savefig(part, format=kind, metadata=metadata)
