@@ -186,7 +186,8 @@ def _save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """A file that only its owner reads, and that nobody ever sees half of."""
+    """A file that only its owner reads, and that nobody ever sees half of. Unlike `results.whole` always by way of the
+    same name: samples that a crash left there are overwritten, not left lying."""
     part = path.with_name(path.name + ".part")
     write(part)
     part.chmod(0o600)

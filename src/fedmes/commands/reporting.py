@@ -92,5 +92,5 @@ def reproduce(
             place = outcome.trial.directory
             waiting.setdefault((place.parent, outcome.reason), []).append(place.name)
         for (folder, reason), runs in waiting.items():
-            print(f"open: {folder}: {', '.join(dict.fromkeys(runs))}: {reason}", file=sys.stderr)
+            print(f"open: {folder}: {', '.join(runs)}: {reason}", file=sys.stderr)
         print(written.page if quiet else f"{written.text}\n{written.page}")

@@ -111,7 +111,7 @@ def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
         replace_text(folder / f"{name}.md", text)
     except OSError as error:
         raise UserError(f"out: {error.filename or folder} cannot be written ({error.strerror})") from None
-    return Written(folder / f"{name}.md", text, [outcome for outcome in outcomes if outcome.run is None])
+    return Written(folder / f"{name}.md", text, [outcome for outcome in _once(outcomes) if outcome.run is None])
 
 
 def _begun(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
