@@ -389,6 +389,16 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     assert float(zero["Acc less the first's, masked std"]) == pytest.approx(np.std([0.1, 0, -0.1]))
 
 
+def test_what_no_run_has_is_no_column_though_others_are_open(tmp_path):
+    scope = Scope("parts", tmp_path, benchmarks=("split-emnist",), methods=("whole", "teach=0"))
+    whole, _ = trials.wanted(scope)
+    assert "network alone, masked" in rows(reproduce(scope, None))[0]  # nothing is known yet
+    put(whole, 0.5)
+    first, other = rows(reproduce(scope, None))
+    assert float(first["Acc masked"]) == pytest.approx(0.5) and other["Acc masked"] == "open"
+    assert "network alone, masked" not in first
+
+
 def test_the_line_of_a_default_waits_for_its_run(tmp_path):
     default, zero = trials.wanted(Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0")))
 

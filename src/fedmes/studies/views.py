@@ -288,10 +288,15 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
                 rows.append((*cells, _rule2(outcome.run)))
             note = "Differences are taken seed by seed." if len(answers[0].trial.config.seeds) > 1 else ""
             title = f"{question} {title_of(members[0].trial.config)}"
-            said = [c for c in range(len(heads)) if any(row[c] != "-" for row in rows)]  # not all methods have a vote
-            kept = tuple(tuple(row[c] for c in said) for row in rows)
-            tables.append(Table(title, tuple(heads[c] for c in said), kept, (note,) if note else ()))
+            columns = [column for column in zip(heads, *rows, strict=True) if not _nobodys(column[1:])]
+            shown, *kept = zip(*columns, strict=True)
+            tables.append(Table(title, shown, tuple(kept), (note,) if note else ()))
     return tables
+
+
+def _nobodys(cells: Sequence[Cell]) -> bool:
+    """Is this what no run of these methods has, say a vote?"""
+    return "-" in cells and all(cell in ("-", OPEN) for cell in cells)
 
 
 def _over_first(outcome: Outcome, first: Outcome, score: str) -> Cell:
