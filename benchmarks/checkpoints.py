@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fedmes
-from fedmes import checkpoint
+from fedmes.results import checkpoint
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedmes.bench import SHAPES
+from fedmes.experiment.bench import SHAPES
 
 RUN = """
 import json, sys

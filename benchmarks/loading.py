@@ -19,14 +19,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedmes.benchmarks import BENCHMARKS
+from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.data.catalog import CATALOG, data_root, find
 
 
 def start(benchmark: str) -> None:
     """One start, in this process."""
     from fedmes import config
-    from fedmes.preparing import prepare
+    from fedmes.experiment.prepare import prepare
 
     began, busy = time.perf_counter(), time.process_time()
     prepared = prepare(config.load(None, {"benchmark": benchmark}))

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 import fedmes
-from fedmes import devices
-from fedmes.bench import SHAPES
+from fedmes.engines import devices
+from fedmes.experiment.bench import SHAPES
 from fedmes.methods import METHODS
 
 

@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedmes import clientdir, config, models
-from fedmes.functional import put
-from fedmes.predict import load_client, predict_files
-from fedmes.preparing import prepare
+from fedmes import config
+from fedmes.experiment.prepare import prepare
+from fedmes.models import networks
+from fedmes.prediction.client import load_client, predict_files
+from fedmes.results import client_dir
+from fedmes.tensors import put
 
 BATCH = 512
 OPTIONS = {
@@ -47,7 +49,7 @@ def measure(place: Path, count: int, repeats: int) -> None:
     federation, dataset = prepared.federations[0], prepared.source.dataset
     ready = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
     parts = (prepared.config, dataset, federation.normalisation, federation.plans[0], ready)
-    clientdir.save_client(place / "client", *parts)
+    client_dir.save_client(place / "client", *parts)
     client = load_client(place / "client")
     print(
         f"cnn2, samples {client.shape}, {len(client.tasks)} stored, {torch.get_num_threads()} threads, {count} images"
@@ -59,7 +61,7 @@ def measure(place: Path, count: int, repeats: int) -> None:
     for i, image in enumerate(images):
         Image.fromarray(image[..., 0]).save(folder / f"{i:06}.png")
     x = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-    network = models.build(models.CNN2, "cnn2", client.shape, len(client.class_names), 0).eval()
+    network = networks.build(networks.CNN2, "cnn2", client.shape, len(client.class_names), 0).eval()
 
     def plain() -> None:
         with torch.no_grad():

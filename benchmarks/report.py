@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmes import __version__, config, report, results
-from fedmes.results import Result
+from fedmes import __version__, config, report
+from fedmes.results import run_dir
+from fedmes.results.run_dir import Result
 
 
 def make(directory: Path, number: int, seeds: int, clients: int, tasks: int, rounds: int) -> None:
@@ -40,7 +41,7 @@ def make(directory: Path, number: int, seeds: int, clients: int, tasks: int, rou
     ]  # fmt: skip
     seconds = {"train": 1.0, "eval": 1.0, "compile": 0.0, "total": 2.0, "communication_modelled": 3.0}
     sent = {"up_bytes": 10**9, "down_bytes": 10**9}
-    results.claim(directory, made, {"fedmes": __version__})
+    run_dir.claim(directory, made, {"fedmes": __version__})
     stream = [
         {
             "name": str(k),

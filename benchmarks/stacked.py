@@ -16,9 +16,11 @@ from pathlib import Path
 import torch
 
 import fedmes
-from fedmes import bench, config, devices
-from fedmes.engines.stacked import StackedEngine
-from fedmes.preparing import Prepared, prepare
+from fedmes import config
+from fedmes.engines import devices
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment import bench
+from fedmes.experiment.prepare import Prepared, prepare
 
 FORWARD_MFLOP = {"mlp": 0.18, "cnn2": 24.6, "cnn6": 81.5}  # a sample
 

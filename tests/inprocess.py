@@ -4,8 +4,9 @@ from flwr.app import Context, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmes.engines.flower import client_app
-from fedmes.sites import simulated_desk, site_desk
+from fedmes.deployment.app import site_desk
+from fedmes.engines.flower.client import client_app
+from fedmes.experiment.simulation import simulated_desk
 
 
 class Grid:

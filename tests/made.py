@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 
-from fedmes import config, results
-from fedmes.results import Result
+from fedmes import config
+from fedmes.results import run_dir
+from fedmes.results.run_dir import Result
 
 VERSIONS = {"fedmes": "0.1.0", "torch": "2.9.0", "numpy": "2.1.0", "python": "3.11.7"}
 
@@ -63,7 +64,7 @@ def result(acc, masked=None, nolip=None, method="fedavg", split="a" * 64, rounds
 def write(directory, *args, stream=None, versions=VERSIONS, **kwargs):
     """A result directory; `stream` is a list of clients for split.json, the same for all seeds."""
     made = result(*args, **kwargs)
-    results.claim(directory, made.config, versions)
+    run_dir.claim(directory, made.config, versions)
     for seed in made.config.seeds if stream is not None else ():
         (directory / f"seed{seed}").mkdir()
         (directory / f"seed{seed}/split.json").write_text(json.dumps({"clients": stream}))

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from typer.testing import CliRunner
 
-from fedmes import bench, config
-from fedmes.cli import app
+from fedmes import config
+from fedmes.cli.app import app
 from fedmes.engines.loop import LoopEngine
-from fedmes.preparing import prepare
+from fedmes.experiment import bench
+from fedmes.experiment.prepare import prepare
 from test_cli import fedmes
 
 

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from fedmes import config
-from fedmes.benchmarks import BENCHMARKS, dealer, fused, open_benchmark
-from fedmes.data import Dataset, Source, catalog
+from fedmes.config.benchmarks import BENCHMARKS
+from fedmes.data import catalog
+from fedmes.data.dataset import Dataset
+from fedmes.scenario.benchmarks import dealer, fused, open_benchmark
+from fedmes.scenario.source import Source
 
 COUNTS = {  # classes, training and test images a class
     "cifar100": (100, 500, 100), "emnist": (60, 1600, 400), "emnist-letters": (26, 4800, 800), "core50": (550, 240, 60),

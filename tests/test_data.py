@@ -14,11 +14,14 @@ import pytest
 from PIL import Image
 
 import fedmes
-from fedmes import config, experiment
-from fedmes.benchmarks import BENCHMARKS
-from fedmes.data import Dataset, Source, cache, catalog
+from fedmes import config
+from fedmes.config.benchmarks import BENCHMARKS
+from fedmes.data import cache, catalog
+from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
-from fedmes.preparing import prepare
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
+from fedmes.scenario.source import Source
 
 REAL = os.environ.get("FEDMES_TEST_DATA")
 real = pytest.mark.skipif(not REAL, reason="FEDMES_TEST_DATA names no folder with the real images")
@@ -268,7 +271,7 @@ def test_statistics_are_kept(tmp_path, monkeypatch):
     cifar(tmp_path)
     data = catalog.load("cifar100", root=tmp_path)
     pixels = np.array(data.x[:300], np.float64).reshape(-1, 3) / 255
-    monkeypatch.setattr("fedmes.data.statistics", None)  # nothing is computed again
+    monkeypatch.setattr("fedmes.scenario.source.statistics", None)  # nothing is computed again
     kept = Source(catalog.load("cifar100", root=tmp_path), None).normalisation(None)
     np.testing.assert_allclose(kept.mean, [pixels.mean(0)], rtol=1e-12)
     np.testing.assert_allclose(kept.std, [pixels.std(0)], rtol=1e-9)
@@ -381,19 +384,19 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
         assert x[source == number].mean().abs() < 1e-6
         assert x[source == number].std() == pytest.approx(1, abs=1e-3)
     if engine == "stacked":
-        from fedmes.engines.batches import Batches
+        from fedmes.engines.stacked.batches import Batches
 
         rows = torch.from_numpy(plan.rows[:4])
         stacked, _, _ = Batches(prepared.samples, prepared.federations, "seen").samples(rows[None, None])
         torch.testing.assert_close(stacked[0, 0], prepared.samples.take(rows, scale))
-    result = experiment.execute(prepared, tmp_path / "out")
+    result = runner.execute(prepared, tmp_path / "out")
     assert np.isfinite(result.acc[0, :, -1]).all()
 
 
 def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     from typer import Exit
 
-    from fedmes.commands import data as commands
+    from fedmes.cli import data as commands
 
     emnist(tmp_path, "letters", np.arange(1, 27))
     commands.list_data(tmp_path)

@@ -7,16 +7,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedmes import config, dealing, draws
-from fedmes.benchmarks import open_benchmark
+from fedmes import config
+from fedmes.common import keyed_random
 from fedmes.errors import UserError
+from fedmes.scenario import partition
+from fedmes.scenario.benchmarks import open_benchmark
 from test_streams import made, per_class, source, stream, tasks_of
 
 
 def dealt(holders, frac, images=10, **options):
     """Two classes of `images` training images each, in one block, held by all clients."""
     train, test = np.repeat([0, 1], images), np.repeat([0, 1], 3)
-    return dealing.split(
+    return partition.split(
         train, test, [(0, 1)], seed=3, clients=holders, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
         classes_min=2, classes_max=2, **options,
     )  # fmt: skip
@@ -153,7 +155,7 @@ def test_dirichlet_shares_are_disjoint_unequal_and_as_many_in_all(frac):
 
 def test_dirichlet_draws_have_the_right_moments():
     for shape in (0.3, 1.0, 4.0):
-        drawn = np.array([draws.gamma(shape, "moments", i) for i in range(4000)])
+        drawn = np.array([keyed_random.gamma(shape, "moments", i) for i in range(4000)])
         assert drawn.mean() == pytest.approx(shape, rel=0.08)
         assert drawn.var() == pytest.approx(shape, rel=0.2)
 

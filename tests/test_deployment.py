@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from fedmes import config
-from fedmes.data.own import read_site
 from fedmes.deployment import local, require_flower, site
 from fedmes.deployment.supervisor import MARK, Supervisor
 from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
 from fedmes.errors import Stopped, UserError
+from fedmes.scenario.own import read_site
 
 ROOT = Path(__file__).parents[1]
 WAIT = 240  # seconds after which something that should have happened has not

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedmes.net import KeyedDropout, Net, hashed_uniforms
+from fedmes.models.functional import KeyedDropout, Net, hashed_uniforms
 from test_net import build, key, own, samples
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fedmes import cli
+from fedmes.cli import app as cli
 from fedmes.errors import UserError
 
 SMALL = ["--clients", "2", "--tasks", "2", "--rounds", "2", "--epochs", "1", "--memory", "8", "--set", "model.width=8"]

@@ -10,11 +10,12 @@ import pytest
 from safetensors.torch import load_file
 
 import fedmes
-from fedmes import checkpoint, streams
 from fedmes.errors import UserError
-from fedmes.plan import Plan, Work
-from fedmes.results import stored_config
-from fedmes.streams import Client, Stream, Task
+from fedmes.results import checkpoint
+from fedmes.results.run_dir import stored_config
+from fedmes.scenario import stream as streams
+from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.stream import Client, Stream, Task
 
 NUMBERS = {"rounds": 2, "epochs": 2, "batch": 4, "memory": {"size": 6, "per_task": 2}, "model": {"width": 8}}
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import fedmes
-from fedmes import config, results
-from fedmes.benchmarks import open_benchmark
+from fedmes import config
 from fedmes.engines.loop import LoopEngine
-from fedmes.federation import LATE, MISFIT, TOO_FAR, Update, settle
+from fedmes.engines.server import LATE, MISFIT, TOO_FAR, Update, settle
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS
-from fedmes.streams import with_absences
+from fedmes.results import run_dir
+from fedmes.scenario.benchmarks import open_benchmark
+from fedmes.scenario.stream import with_absences
 from test_stacked import assert_equal_runs, prepared_with
 
 FAULTS = {"server.fraction": 0.75, "faults.drop": 0.3, "faults.nan": 0.2, "server.min_clients": 2}
@@ -35,7 +36,7 @@ def test_a_run_with_many_faults_ends(tmp_path):
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    result = results.load(tmp_path / "o")
+    result = run_dir.load(tmp_path / "o")
     expected = 8 * 12
     assert 0.5 * expected < len(result.rounds) < 0.9 * expected  # about 30 % did not answer
     assert result.left_out > 0

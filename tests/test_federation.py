@@ -13,12 +13,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
-from fedmes import checkpoint, config, experiment, results
+from fedmes import config
 from fedmes.deployment import local, site
 from fedmes.deployment.certificates import make_server
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError
-from fedmes.preparing import prepare
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint, run_dir
 
 LIMIT = 400  # seconds for a run
 TINY = {
@@ -57,12 +59,12 @@ def asked(tmp_path, method, name, **more):
     options = config.load(None, TINY | {"method": method, "federation.name": name} | more)
     file = tmp_path / "config.toml"
     file.write_text(options.to_toml({}))
-    want = experiment.execute(prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
+    want = runner.execute(prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
     return {"config": str(file), "out": str(tmp_path / "out")}, want
 
 
 def same(tmp_path, want, sites, name):
-    got = results.load(tmp_path / "out")
+    got = run_dir.load(tmp_path / "out")
     for kind, table in want.accuracy.items():
         np.testing.assert_array_equal(table, got.accuracy[kind])
     loop = tmp_path / "loop" / "seed0"
@@ -147,7 +149,7 @@ def test_a_supernode_that_is_killed(federation, sites, tmp_path):
     assert (before["attended"], before["begun"]) == (1, 0)
     federation.supervisor.kill("site1")
     assert federation.wait(timeout=LIMIT) == "completed"
-    got = results.load(tmp_path / "out")
+    got = run_dir.load(tmp_path / "out")
     assert federation.supervisor.starts("site1") > starts
     rows = {(int(row["client"]), int(row["task"])) for row in got.rounds}
     assert rows >= {(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)}

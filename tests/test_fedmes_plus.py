@@ -9,10 +9,11 @@ from hypothesis import strategies as some
 from torch.func import grad
 
 from fedmes import config
-from fedmes.functional import cross_entropy, pick
+from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes_plus import FedMeSPlus, log_frequency, moved
-from fedmes.preparing import prepare
+from fedmes.methods.losses import cross_entropy
+from fedmes.tensors import pick
 from test_properties import TINY, Run, assert_same
 from test_vectors import close, doubles
 

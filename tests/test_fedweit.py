@@ -8,8 +8,8 @@ import torch
 from torch.func import grad, vmap
 
 from fedmes import config
-from fedmes.functional import pick
 from fedmes.methods.fedweit import FedWeIT, average_of_sent, compose, heaviest, held, l2, receive
+from fedmes.tensors import pick
 from test_vectors import close, doubles
 
 # --- a method and a client's state by hand -------------------------------------------------------------------------

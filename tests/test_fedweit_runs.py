@@ -6,9 +6,9 @@ import torch
 import fedmes
 from fedmes import config
 from fedmes.engines.loop import LoopEngine
-from fedmes.functional import pick, put
+from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedweit import FedWeIT, heaviest
-from fedmes.preparing import prepare
+from fedmes.tensors import pick, put
 from test_properties import TINY
 from test_stacked import assert_equal_runs, engines, prepared_with
 

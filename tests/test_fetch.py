@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmes import cli
+from fedmes.cli import app as cli
 from fedmes.data import catalog
 from fedmes.data.fetch import _unpack
 from fedmes.errors import UserError

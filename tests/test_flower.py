@@ -15,11 +15,14 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes
 
 import fedmes
 import inprocess
-from fedmes import checkpoint, clientdir, config, experiment, serving, sites
+from fedmes import config
+from fedmes.deployment import server
 from fedmes.errors import UserError
+from fedmes.experiment import runner, simulation
+from fedmes.experiment.prepare import agreement, prepare
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
-from fedmes.preparing import agreement, prepare
+from fedmes.results import checkpoint, client_dir
 
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "batch": 8, "model.name": "mlp",
@@ -29,13 +32,13 @@ TINY = {
 
 
 def loop(out, options):
-    return experiment.execute(prepare(config.load(None, options | {"engine.name": "loop"})), out)
+    return runner.execute(prepare(config.load(None, options | {"engine.name": "loop"})), out)
 
 
 def flower(out, options, grid=None, resume=False, stop=lambda: False):
     prepared = prepare(config.load(None, options | {"engine.name": "flower"}))
     grid = grid or inprocess.simulated(out, prepared.config.clients)
-    return experiment.execute(prepared, out, resume=resume, stop=stop, grid=grid)
+    return runner.execute(prepared, out, resume=resume, stop=stop, grid=grid)
 
 
 def same(one, other, out, there):
@@ -77,7 +80,7 @@ def test_the_same_in_flowers_own_simulation(tmp_path):
     options = TINY | {"method": "fedweit", "clients": 2}
     want = loop(tmp_path / "loop", options)
     prepared = prepare(config.load(None, options | {"engine.name": "flower", "server.timeout": 600.0}))
-    got = experiment.execute(prepared, tmp_path / "flower")
+    got = runner.execute(prepared, tmp_path / "flower")
     same(want, got, tmp_path / "loop", tmp_path / "flower")
 
 
@@ -114,11 +117,11 @@ def test_a_server_that_dies_goes_on(method, when, tmp_path, monkeypatch):
 def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": "flower"})
     prepared = prepare(options)
-    _, desk = sites.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
+    _, desk = simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
     bc = prepared.method.server(desk.initial)
     first = desk.train(0, desk.receive(bc, {}, 0))
     saved = checkpoint.latest(desk.directory)
-    _, again = sites.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})  # after a crash
+    _, again = simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})  # after a crash
     second = again.train(0, again.receive(bc, None, 0))
     assert second.upload.keys() == first.upload.keys()
     assert all(torch.equal(t, second.upload[n]) for n, t in first.upload.items())
@@ -126,7 +129,7 @@ def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
     assert all(torch.equal(t, checkpoint.latest(desk.directory)[0][n]) for n, t in saved[0].items())
     again.train(1, again.receive(bc, None, 0))
     once = again.evaluate(bc)
-    _, third = sites.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
+    _, third = simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
     assert third.about["ended"] == 0
     assert third.evaluate(bc) == once
     with pytest.raises(UserError, match="has done round 2 and is asked for 1"):
@@ -158,7 +161,7 @@ def test_sites_judge_themselves_in_one_way(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "rounds": 1, "engine.name": "flower"})
     prepared = prepare(options, readings={"few": {"knn.k": 1}})
     grid = inprocess.simulated(tmp_path / "runs/out", 3)
-    assert np.isfinite(experiment.execute(prepared, tmp_path / "runs/out", grid=grid).acc[0, :, 1]).all()
+    assert np.isfinite(runner.execute(prepared, tmp_path / "runs/out", grid=grid).acc[0, :, 1]).all()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["out"]  # the other one is still to be had
 
 
@@ -171,7 +174,7 @@ class Liar(FedAvg):
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path):
-    from fedmes import plugins
+    from fedmes.common import plugins
 
     grid = inprocess.simulated(tmp_path / "out", 3)
     options = TINY | {"method": plugins.reference(Liar)}
@@ -198,7 +201,7 @@ def test_nothing_private_leaves_a_site(method, tmp_path):
     options = TINY | {"method": method, "data.image_size": 6}
     prepared = prepare(config.load(None, options | {"engine.name": "flower"}))
     grid = inprocess.simulated(tmp_path / "out", 3)
-    experiment.execute(prepared, tmp_path / "out", grid=grid)
+    runner.execute(prepared, tmp_path / "out", grid=grid)
     x = prepared.source.dataset.x
     floats = prepared.samples.take(torch.arange(len(x)), prepared.samples.scale(prepared.federations[0].normalisation))
     secrets = {x[i].tobytes() for i in range(len(x))} | {t.numpy().tobytes() for t in floats}
@@ -304,7 +307,7 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path
     assert agreed.federation.classes == ["class0", "class1", "class2", "class3"]
     assert agreed.data.path is None
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
-    got = serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
+    got = server.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
     for name, table in want.accuracy.items():
         np.testing.assert_array_equal(table, got.accuracy[name])
     model = "model.safetensors"
@@ -321,24 +324,24 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
     agreed = agreement(config.load(None, options)).with_({"tasks": 5})
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     grid, out = inprocess.at_sites(folders), tmp_path / "server"
-    serving.serve(grid, agreed, out)
+    server.serve(grid, agreed, out)
     add_task(own, "north", "t3", (0, 3), 20)
-    got = serving.serve(inprocess.at_sites(folders), agreed, out)
+    got = server.serve(inprocess.at_sites(folders), agreed, out)
     finished = ~np.isnan(got.acc[0]).all(axis=-1)
     assert finished.tolist() == [[True, True, True, False, False], [True, True, False, False, False]]
     assert np.isfinite(got.acc[0, 0, 2, :3]).all()
     about = json.loads((tmp_path / "north" / "client" / "client.json").read_text())
     assert about["tasks_learned"] == 3
-    nothing_new = serving.serve(inprocess.at_sites(folders), agreed, out)
+    nothing_new = server.serve(inprocess.at_sites(folders), agreed, out)
     np.testing.assert_array_equal(nothing_new.acc, got.acc)
     with pytest.raises(UserError, match="no site has finished a task in this run"):  # in another folder, all is done
-        serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "other")
+        server.serve(inprocess.at_sites(folders), agreed, tmp_path / "other")
 
 
 def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatch):
     agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}))
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
-    out, save = tmp_path / "server", clientdir.save_model
+    out, save = tmp_path / "server", client_dir.save_model
 
     def full_at_the_server(path, entries):
         if out in path.parents:
@@ -346,12 +349,12 @@ def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatc
         save(path, entries)
 
     with monkeypatch.context() as patch:
-        patch.setattr(clientdir, "save_model", full_at_the_server)
+        patch.setattr(client_dir, "save_model", full_at_the_server)
         with pytest.raises(
             UserError, match=r"the results cannot be written .*No space.* to go on: start the run again"
         ):
-            serving.serve(inprocess.at_sites(folders), agreed, out)
-    assert np.isfinite(serving.serve(inprocess.at_sites(folders), agreed, out).acc[0, :, 1, :2]).all()
+            server.serve(inprocess.at_sites(folders), agreed, out)
+    assert np.isfinite(server.serve(inprocess.at_sites(folders), agreed, out).acc[0, :, 1, :2]).all()
 
 
 def test_the_server_waits_for_new_tasks(own, tmp_path):
@@ -369,7 +372,7 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
         return False
 
     grid.away = away
-    result = serving.serve(grid, agreed, tmp_path / "server")
+    result = server.serve(grid, agreed, tmp_path / "server")
     assert np.isfinite(result.acc[0, 1, 2, :3]).all() and np.isnan(result.acc[0, 0, 2]).all()
 
 
@@ -377,7 +380,8 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
 def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path, monkeypatch):
     """Sites go in the middle of a round and are back later: no round of the others' is spent without them, and a run
     that nobody is there for has not ended."""
-    monkeypatch.setattr("fedmes.engines.flower.POLL", 0.01)  # so that a busy machine does not bring the timeout near
+    # asked often, so that a busy machine does not bring the timeout near
+    monkeypatch.setattr("fedmes.engines.flower.engine.POLL", 0.01)
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 2}
     agreed = agreement(config.load(None, options)).with_({"server.min_clients": needed, "server.timeout": 2.0})
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
@@ -393,7 +397,7 @@ def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path
         return lost if 0 < len(looks) < 6 else ()
 
     grid.away, grid.gone = away, gone
-    result = serving.serve(grid, agreed, tmp_path / "server")
+    result = server.serve(grid, agreed, tmp_path / "server")
     assert looks[:6] == [4] * 6  # asked who is there, and nobody was told to train
     assert np.isfinite(result.acc[0, :, 1, :2]).all()
     rounds = Counter(int(row["client"]) for row in result.rounds)
@@ -401,7 +405,7 @@ def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path
     grid = inprocess.at_sites(folders)
     grid.gone = lambda: {1}
     with pytest.raises(UserError, match=r"1 of 2 sites are there, and server.min_clients is 2"):
-        serving.serve(grid, agreed.with_({"server.min_clients": 2, "server.timeout": 0.2}), tmp_path / "other")
+        server.serve(grid, agreed.with_({"server.min_clients": 2, "server.timeout": 0.2}), tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -416,31 +420,31 @@ def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path
     ],
 )
 def test_a_site_that_does_not_fit_says_why(own, change, says, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedmes.engines.flower.GATHERING", 0.2)
+    monkeypatch.setattr("fedmes.engines.flower.engine.GATHERING", 0.2)
     agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedmes"})).with_(change)
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     one = "sites" in str(change)  # the other site fits
     if one:
-        result = serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
+        result = server.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
         assert any(says in note for note in result.notes)
         assert np.isnan(result.acc[0, 1]).all() and np.isfinite(result.acc[0, 0, 1]).all()
     else:
         with pytest.raises(UserError, match=says):
-            serving.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
+            server.serve(inprocess.at_sites(folders), agreed, tmp_path / "server")
 
 
 def test_a_supernode_without_a_site(own, tmp_path):
     agreed = agreement(config.load(None, OWN | {"data.path": str(own)}))
     with pytest.raises(UserError, match="started without"):
-        sites.site_desk(agreed, 0, {})
+        simulation.site_desk(agreed, 0, {})
     with pytest.raises(UserError, match="not the description of a site"):
-        sites.site_desk(agreed, 0, {"site": str(tmp_path)})
+        simulation.site_desk(agreed, 0, {"site": str(tmp_path)})
 
 
 def test_without_flower_the_rest_works(tmp_path):
     code = (
         "import sys; sys.modules['flwr'] = None\n"
-        "from fedmes.cli import main\n"
+        "from fedmes.cli.app import main\n"
         f"sys.argv = ['fedmes', 'run', '--engine', sys.argv[1], '--clients', '2', '--tasks', '1', '--rounds', '1', "
         f"'--epochs', '1', '--model', 'linear', '--out', {str(tmp_path / 'out')!r}]\n"
         "main()"

@@ -18,12 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 from PIL import Image
 
-from fedmes import checkpoint, config, experiment, results, tables
-from fedmes.config import Config, Section
-from fedmes.data.own import open_own
+from fedmes import config
+from fedmes.cli import render
+from fedmes.config.options import Config, Section
 from fedmes.errors import UserError
-from fedmes.preparing import prepare
-from fedmes.streams import Stream
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint, run_dir
+from fedmes.scenario.own import open_own
+from fedmes.scenario.stream import Stream
 
 LONGER = int(os.environ.get("FEDMES_FUZZ", "0"))
 HANGS = 60  # seconds
@@ -186,9 +189,9 @@ def test_tiny_runs(chosen, method):
     with tempfile.TemporaryDirectory() as folder, well_behaved():
         prepared = prepare(config.load(None, chosen))
         if sum(plan.work.epochs * plan.longest for f in prepared.federations for plan in f.plans) < 10**4:
-            result = experiment.execute(prepared, Path(folder) / "out")
-            tables.run_report(results.load(Path(folder) / "out"))
-            assert result.acc.shape == results.load(Path(folder) / "out").acc.shape
+            result = runner.execute(prepared, Path(folder) / "out")
+            render.run_report(run_dir.load(Path(folder) / "out"))
+            assert result.acc.shape == run_dir.load(Path(folder) / "out").acc.shape
 
 
 # --- own data --------------------------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ def learn(path, image_size=None):
     numbers = {"data.path": str(path), "rounds": 1, "epochs": 1, "model": "linear", "data.image_size": image_size}
     made = config.load(None, {key: value for key, value in numbers.items() if value is not None})
     with tempfile.TemporaryDirectory() as folder:
-        experiment.execute(prepare(made), Path(folder) / "out")
+        runner.execute(prepare(made), Path(folder) / "out")
 
 
 @cases(90)
@@ -340,14 +343,14 @@ def runs(tmp_path_factory):
     np.savez(more, **(GOOD | {"task": GOOD["task"] + 2}))
     numbers = {"data.path": str(first), "rounds": 1, "epochs": 1, "model": "linear", "checkpoint.every": "round"}
     prepared = prepare(config.load(None, numbers))
-    experiment.execute(prepared, folder / "finished")
+    runner.execute(prepared, folder / "finished")
 
     def enough(now):
         if now.rounds_done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        experiment.execute(prepared, folder / "stopped", enough)
+        runner.execute(prepared, folder / "stopped", enough)
     return folder
 
 
@@ -383,17 +386,17 @@ def test_any_result_directory(runs, data):
 
 def use(out, more, how):
     if how == "load":
-        tables.run_report(results.load(out))
+        render.run_report(run_dir.load(out))
     elif how == "resume":
-        if (stored := results.stored_config(out)) is not None:
+        if (stored := run_dir.stored_config(out)) is not None:
             prepared = prepare(config.stored(stored, out))
-            if not results.finished(out, prepared.config):
-                experiment.execute(prepared, out, resume=True)
+            if not run_dir.finished(out, prepared.config):
+                runner.execute(prepared, out, resume=True)
     elif how == "again":
         made = config.load(out / "config.toml", {})
-        experiment.execute(prepare(made), out)
+        runner.execute(prepare(made), out)
     elif how == "extend":
-        experiment.extend(out, more, out=out.parent / "longer")
+        runner.extend(out, more, out=out.parent / "longer")
     elif how == "split":
         Stream.load(out / "seed0/split.json")
     else:

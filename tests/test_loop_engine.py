@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fedmes import config
-from fedmes.contract import Batch
+from fedmes.engines.client_data import Federation
 from fedmes.engines.loop import LoopEngine
-from fedmes.federation import Federation
-from fedmes.functional import pick
-from fedmes.inference import GRID, MemoryVote
+from fedmes.experiment.prepare import prepare
+from fedmes.methods.base import Batch
 from fedmes.methods.fedavg import FedAvg
-from fedmes.plan import Plan
-from fedmes.preparing import prepare
+from fedmes.methods.knn import GRID, MemoryVote
+from fedmes.scenario.plan import Plan
+from fedmes.tensors import pick
 
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 2, "epochs": 1, "batch": 8, "memory": 9,

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from fedmes import config, draws
-from fedmes.memory import POLICIES, Traits, balanced, reservoir, ring
-from fedmes.plan import Plan, Work
-from fedmes.preparing import prepare
-from fedmes.streams import Client, Task, assemble
+from fedmes import config
+from fedmes.common import keyed_random
+from fedmes.experiment.prepare import prepare
+from fedmes.scenario.memory import POLICIES, Traits, balanced, reservoir, ring
+from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.stream import Client, Task, assemble
 
 WORK = Work(epochs=1, batch=5, memory_batch=5)
 CLASSES = 4
@@ -175,14 +176,14 @@ def kept_of_all(policy, numbers, capacity, traits):
 def test_step_by_step_is_as_if_all_samples_were_still_there(policy, case):
     """And what was dropped is not looked at again: its rank, task and label may be anything."""
     task = np.repeat(np.arange(len(case.sizes)), case.sizes)
-    traits = Traits(draws.uniforms(len(task), case.seed, "rank"), task, np.array(case.labels))
+    traits = Traits(keyed_random.uniforms(len(task), case.seed, "rank"), task, np.array(case.labels))
     memory, met = NONE, NONE
     for p in range(len(case.sizes)):
         new = np.flatnonzero(task == p)
-        new = new[draws.permutation(len(new), case.seed, "order", p)]
+        new = new[keyed_random.permutation(len(new), case.seed, "order", p)]
         met = np.concatenate([met, new[: case.work.per_task]])
         gone = ~np.isin(np.arange(len(task)), np.concatenate([memory, new]))
-        other = Traits(*(np.where(gone, draws.integer(-5, 5, p), t) for t in (traits.rank, task, traits.label)))
+        other = Traits(*(np.where(gone, keyed_random.integer(-5, 5, p), t) for t in (traits.rank, task, traits.label)))
         blind = POLICIES[policy](memory, new, case.work.per_task, case.capacity, other)
         memory = POLICIES[policy](memory, new, case.work.per_task, case.capacity, traits)
         assert memory.tolist() == blind.tolist()

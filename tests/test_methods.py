@@ -13,8 +13,8 @@ from torch.func import grad_and_value
 
 import fedmes
 from fedmes import config
-from fedmes.engines.stacked import StackedEngine
-from fedmes.functional import distance, distillation, pick, put
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.methods.ditto import Ditto
 from fedmes.methods.fedagem import FedAGEM
@@ -24,7 +24,8 @@ from fedmes.methods.fedprox import FedProx
 from fedmes.methods.fedrep import FedRep, part
 from fedmes.methods.flwf import FLwF, FLwF2T
 from fedmes.methods.local import Local, LocalER
-from fedmes.preparing import prepare
+from fedmes.methods.losses import distillation
+from fedmes.tensors import distance, pick, put
 from test_properties import TINY, Run, assert_same, assert_same_training, moved, predictions
 from test_vectors import RECEIVED, G, W, close, doubles, one, points
 

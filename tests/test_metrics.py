@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedmes.metrics import accuracy_after, forgetting_after, learned_and_kept, summary
+from fedmes.results.metrics import accuracy_after, forgetting_after, learned_and_kept, summary
 
 NAN = math.nan
 

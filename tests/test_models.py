@@ -10,19 +10,20 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import grad, vmap
 
-from fedmes import config, models
+from fedmes import config
 from fedmes.errors import UserError
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
-from fedmes.models import MODELS
-from fedmes.net import Net
-from fedmes.preparing import prepare
+from fedmes.models import networks
+from fedmes.models.functional import Net
+from fedmes.models.networks import MODELS
 from test_stacked import assert_equal_runs, prepared_with
 
 RGB, GREY, SMALL = (3, 32, 32), (1, 28, 28), (2, 8, 8)
 
 
 def build(name, shape, classes, **options):
-    return models.build(MODELS[name], name, shape, classes, 0, **options)
+    return networks.build(MODELS[name], name, shape, classes, 0, **options)
 
 
 def shapes_of(name, shape, classes, **options):
@@ -303,7 +304,7 @@ def test_every_method_in_both_engines(name, method):
     assert_equal_runs(quick(name, method=method))
 
 
-class Short(models.ResNet18):
+class Short(networks.ResNet18):
     """The stem and a block with a shortcut of its own: tracing takes its time."""
 
     def __init__(self, *shape_and_classes, **options):
@@ -312,7 +313,7 @@ class Short(models.ResNet18):
         self.head = nn.Linear(self.head.in_features // 4, self.head.out_features)
 
 
-class Shallow(models.ViT):
+class Shallow(networks.ViT):
     depth = 1
 
 

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from fedmes import models
 from fedmes.errors import UserError
-from fedmes.models import MODELS
-from fedmes.net import Net
+from fedmes.models import networks
+from fedmes.models.functional import Net
+from fedmes.models.networks import MODELS
 
 RGB, GREY = (3, 32, 32), (1, 28, 28)
 
 
 def build(name, shape, classes, seed=0, **options):
-    return models.build(MODELS[name], name, shape, classes, seed, **options)
+    return networks.build(MODELS[name], name, shape, classes, seed, **options)
 
 
 def samples(count, *shape, seed=1, dtype=torch.float32):
@@ -151,7 +151,7 @@ def test_building_does_not_disturb_torchs_generator():
 
 def test_a_factory_that_makes_no_module():
     with pytest.raises(UserError, match="model odd: dict is not a"):
-        models.build(lambda shape, classes: {}, "odd", (4,), 2, 0)
+        networks.build(lambda shape, classes: {}, "odd", (4,), 2, 0)
 
 
 # --- pure functions ------------------------------------------------------------------------------------------------

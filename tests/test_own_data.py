@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedmes.data.own import open_own
 from fedmes.errors import UserError
+from fedmes.scenario.own import open_own
 
 N = 24  # samples of the default table: two clients with two tasks, three samples of each of two classes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmes.data.own import open_own
 from fedmes.errors import UserError
+from fedmes.scenario.own import open_own
 from test_own_data import N, columns, opened, refused, save
 
 

@@ -7,12 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedmes import config, streams
-from fedmes.benchmarks import open_benchmark
+from fedmes import config
 from fedmes.errors import UserError
-from fedmes.memory import admitted_per_task, fifo
-from fedmes.plan import Plan, Work
-from fedmes.streams import Client, Task
+from fedmes.scenario import stream as streams
+from fedmes.scenario.benchmarks import open_benchmark
+from fedmes.scenario.memory import admitted_per_task, fifo
+from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.stream import Client, Task
 
 CLASSES = 8
 WORK = Work(epochs=3, batch=4, memory_batch=5)

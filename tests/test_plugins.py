@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import fedmes
-from fedmes import models, plugins
-from fedmes.commands.showing import list_names
+from fedmes.cli.show import list_names
+from fedmes.common import plugins
 from fedmes.errors import UserError
-from fedmes.models import MODELS
-from fedmes.net import Net
+from fedmes.models import networks
+from fedmes.models.functional import Net
+from fedmes.models.networks import MODELS
 
 # Keeps a slow average of its models beside the trained one, and predicts with that.
 METHOD = """
-from fedmes.functional import pick, put
-from fedmes.methods.fedavg import FedAvg
+from fedmes.methods import FedAvg, pick, put
 
 
 class Slow(FedAvg):
@@ -117,7 +117,7 @@ def tiny(tmp_path):
 @pytest.mark.parametrize(("name", "options", "width"), [("Tiny", {}, 4), ("Tiny", {"width": 6}, 6), ("make", {}, 9)])
 def test_a_model_from_a_file(tiny, name, options, width):
     reference = f"{tiny}:{name}"
-    module = models.build(plugins.resolve("model", reference, MODELS), reference, (5,), 2, 0, **options)
+    module = networks.build(plugins.resolve("model", reference, MODELS), reference, (5,), 2, 0, **options)
     net = Net(module, (5,), 2)
     assert net.parameter_count == 5 * width + width + 2 * width + 2
 

@@ -10,14 +10,16 @@ import torch
 from PIL import Image
 
 import fedmes
-from fedmes import clientdir, config, picture
-from fedmes.data import Dataset
+from fedmes import config
 from fedmes.data import digits as digits_data
+from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
-from fedmes.functional import put
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
-from fedmes.predict import predict_files
-from fedmes.preparing import prepare
+from fedmes.prediction import picture
+from fedmes.prediction.client import predict_files
+from fedmes.results import client_dir
+from fedmes.tensors import put
 
 TINY = {
     "clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": {"size": 12}, "model": {"width": 12},
@@ -139,9 +141,9 @@ def test_each_source_is_normalised_by_itself(tmp_path):
     prepared = prepare(config.load(None, {"clients": 1, "tasks": 2, "memory.size": 8, "model.width": 8}))
     plain, plan = prepared.source.dataset, prepared.federations[0].plans[0]
     mixed = Dataset(plain.x, plain.y, plain.class_names, source=np.arange(len(plain.y)) % 2)
-    statistics = clientdir.Normalisation(((0.1,), (0.6,)), ((0.5,), (0.2,)))
+    statistics = client_dir.Normalisation(((0.1,), (0.6,)), ((0.5,), (0.2,)))
     weights = put("w", prepared.federations[0].initial)
-    clientdir.save_client(
+    client_dir.save_client(
         tmp_path / "c", prepared.config, mixed, statistics, plan, weights | {"theta": torch.tensor(0.5)}
     )
     client = fedmes.load_client(tmp_path / "c")
@@ -164,7 +166,7 @@ def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
     site = tmp_path / "site"
     (site / "checkpoint").mkdir(parents=True)
     for position in (0, 1):
-        clientdir.save_client(
+        client_dir.save_client(
             site, prepared.config, source.dataset, federation.normalisation, federation.plans[0], ready,
             position=position,
         )  # fmt: skip
@@ -264,7 +266,7 @@ def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
     Image.fromarray(rng.randint(0, 256, (40, 8, 3), np.uint8)).save(folder / "d.jpg")
     table = read_folders(tmp_path / "data", 12)
     client = object.__new__(fedmes.predict.Client)
-    client.shape, client.normalisation = (3, 12, 12), clientdir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
+    client.shape, client.normalisation = (3, 12, 12), client_dir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
     np.testing.assert_array_equal(client.samples(sorted(folder.iterdir())), table.dataset.x)
     client.shape = (1, 12, 12)
     assert client.samples(folder / "a.png").shape == (1, 12, 12, 1)
@@ -277,8 +279,8 @@ def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
 
 
 def test_many_files_come_in_order_and_bad_ones_lose_no_others(digits_run, tmp_path, monkeypatch):
-    for module in ("predict", "inputs"):
-        monkeypatch.setattr(f"fedmes.{module}.CHUNK", 7)  # several blocks
+    for module in ("client", "inputs"):
+        monkeypatch.setattr(f"fedmes.prediction.{module}.CHUNK", 7)  # several blocks
     client = fedmes.load_client(digits_run / "seed0/client0")
     images = digits_data.load().x[:30]
     for i, image in enumerate(images):

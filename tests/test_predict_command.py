@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import fedmes
-from fedmes import cli
+from fedmes.cli import app as cli
 from fedmes.data import digits as digits_data
 
 

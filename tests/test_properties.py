@@ -11,12 +11,13 @@ from torch.func import grad_and_value
 
 from fedmes import config
 from fedmes.engines.loop import LoopEngine
-from fedmes.functional import cross_entropy, pick
+from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS, coefficient, correct
-from fedmes.plan import Plan, Work
-from fedmes.preparing import prepare
-from fedmes.streams import Client, Task, assemble
+from fedmes.methods.losses import cross_entropy
+from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.stream import Client, Task, assemble
+from fedmes.tensors import pick
 
 TINY = {
     "benchmark": "synthetic",

@@ -5,10 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from fedmes import checkpoint, cli, config, experiment, results
+from fedmes import config
+from fedmes.cli import app as cli
 from fedmes.errors import Stopped
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
-from fedmes.preparing import prepare
+from fedmes.results import checkpoint, run_dir
 from fedmes.studies import trials
 from fedmes.studies.trials import JUDGING, Scope
 
@@ -30,24 +33,24 @@ JUDGED = (("personal", "own"), ("personal", "block"), ("global", "own"))
 
 
 def tables(directory):
-    return results.load(directory).accuracy
+    return run_dir.load(directory).accuracy
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_equal_to_trainings_of_their_own(engine, tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": engine})
     assert {key for other in OTHERS.values() for key in other} == set(JUDGING)
-    whole = experiment.execute(prepare(options, readings=OTHERS), tmp_path / "runs/whole")
+    whole = runner.execute(prepare(options, readings=OTHERS), tmp_path / "runs/whole")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["whole", *OTHERS])
-    alone = experiment.execute(prepare(options), tmp_path / "whole")
+    alone = runner.execute(prepare(options), tmp_path / "whole")
     np.testing.assert_equal(whole.accuracy, alone.accuracy)
     seen = [whole.accuracy]
     for name, other in OTHERS.items():
         wanted = prepare(options.with_(other))
-        expected = experiment.execute(wanted, tmp_path / name)
-        got = results.load(tmp_path / "runs" / name)
+        expected = runner.execute(wanted, tmp_path / name)
+        got = run_dir.load(tmp_path / "runs" / name)
         np.testing.assert_equal(got.accuracy, expected.accuracy)
-        assert got.config == wanted.config and results.finished(tmp_path / "runs" / name, wanted.config)
+        assert got.config == wanted.config and run_dir.finished(tmp_path / "runs" / name, wanted.config)
         assert (got.split_sha256, got.communication) == (expected.split_sha256, expected.communication)
         assert got.notes == [*expected.notes, "the training of whole, judged in another way"]
         assert not any(all(np.array_equal(t[k], got.accuracy[k], equal_nan=True) for k in t) for t in seen), name
@@ -61,22 +64,22 @@ def test_of_every_method(method, tmp_path):
     others = {f"{model}-{told}": {"eval.model": model, "eval.told": told} for model, told in JUDGED}
     prepared = prepare(options, readings=others)
     assert {name.split("-")[0] for name in prepared.readings} >= {"personal"}
-    experiment.execute(prepared, tmp_path / "runs/whole")
+    runner.execute(prepared, tmp_path / "runs/whole")
     for name in prepared.readings:
-        alone = experiment.execute(prepare(options.with_(others[name])), tmp_path / name)
+        alone = runner.execute(prepare(options.with_(others[name])), tmp_path / name)
         np.testing.assert_equal(tables(tmp_path / "runs" / name), alone.accuracy)
 
 
 def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": "loop", "checkpoint.every": "round"})
     two = {name: OTHERS[name] for name in ("few", "told")}
-    experiment.execute(prepare(options, readings=two), tmp_path / "undisturbed/whole")
+    runner.execute(prepare(options, readings=two), tmp_path / "undisturbed/whole")
     with pytest.raises(Stopped):
-        experiment.execute(prepare(options, readings=two), tmp_path / "whole", stop=lambda: True)
+        runner.execute(prepare(options, readings=two), tmp_path / "whole", stop=lambda: True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == []
     # Of the two one is asked for again, and one that nobody has looked for from the beginning.
     again = {name: OTHERS[name] for name in ("theta", "told")}
-    experiment.execute(prepare(options, readings=again), tmp_path / "whole", resume=True)
+    runner.execute(prepare(options, readings=again), tmp_path / "whole", resume=True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == ["told"]
     for name in ("whole", "told"):
         np.testing.assert_equal(tables(tmp_path / name), tables(tmp_path / "undisturbed" / name))
@@ -86,15 +89,15 @@ def test_checkpoints_from_before_there_were_readings(tmp_path):
     """They name none, and the run itself goes on; a file that leaves the run itself out does no harm either."""
     options = config.load(None, TINY | {"method": "fedmes", "model.name": "mlp", "checkpoint.every": "round"})
     prepared = prepare(options, readings={"few": OTHERS["few"]})
-    whole = experiment.execute(prepare(options), tmp_path / "undisturbed")
+    whole = runner.execute(prepare(options), tmp_path / "undisturbed")
     for number, change in enumerate(({}, {"readings": []})):
         out = tmp_path / str(number) / "whole"
         with pytest.raises(Stopped):
-            experiment.execute(prepared, out, stop=lambda: True)
+            runner.execute(prepared, out, stop=lambda: True)
         arrays, about = checkpoint.latest(out)
         del about["readings"]
         checkpoint.save(out, about["rounds_done"] + 1, arrays, about | change)
-        again = experiment.execute(prepared, out, resume=True)
+        again = runner.execute(prepared, out, resume=True)
         assert not (out.parent / "few").exists()
         if not change:
             np.testing.assert_equal(again.accuracy, whole.accuracy)

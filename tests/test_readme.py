@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmes import cli, config
+from fedmes import config
+from fedmes.cli import app as cli
 
 ROOT = Path(__file__).parents[1]
 

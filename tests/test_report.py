@@ -9,8 +9,9 @@ import pytest
 import typer
 
 import made
-from fedmes import cli, report
-from fedmes.commands.options import configuration
+from fedmes import report
+from fedmes.cli import app as cli
+from fedmes.cli.options import configuration
 from fedmes.errors import UserError
 from fedmes.report import commands, gather, series
 from fedmes.report.gather import Run

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import made
-from fedmes import metrics, report
+from fedmes import report
 from fedmes.report import gather, series
 from fedmes.report.gather import Run
+from fedmes.results import metrics
 from reported import report_on, runs_of
 
 

@@ -11,10 +11,11 @@ import pytest
 
 import fedmes
 import made
-from fedmes import metrics, report
+from fedmes import report
 from fedmes.report import clients, commands, gather, rows, series
 from fedmes.report.gather import Run
-from fedmes.tables import NUMBERS
+from fedmes.results import metrics
+from fedmes.results.labels import NUMBERS
 from reported import report_on
 
 

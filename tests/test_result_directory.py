@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import fedmes
-from fedmes import config, metrics, results
+from fedmes import config
+from fedmes.results import metrics, run_dir
 
 SMALL = {"clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "memory": 20, "model": {"name": "mlp", "width": 8}}
 
@@ -85,7 +86,7 @@ def test_without_rounds_csv_the_result_still_knows_what_a_study_needs(run_direct
     """What is kept for a record: three small files."""
     for name in ("config.toml", "result.json", "accuracy.npz"):
         (tmp_path / name).write_bytes((run_directory / name).read_bytes())
-    whole, kept = results.load(run_directory), results.load(tmp_path)
+    whole, kept = run_dir.load(run_directory), run_dir.load(tmp_path)
     rows = whole.rounds
     assert kept.rounds == []
     for name in ("lambda", "rule2", "distance"):
@@ -149,13 +150,13 @@ def test_configuration_file_is_whole_and_names_versions(run_directory):
 
 
 def test_loading_a_result_gives_the_same_numbers(run_directory):
-    loaded = results.load(run_directory)
+    loaded = run_dir.load(run_directory)
     content = json.loads((run_directory / "result.json").read_text())
     assert loaded.as_dict() == content
 
 
 def test_a_result_shows_its_scores(run_directory):
-    loaded = results.load(run_directory)
+    loaded = run_dir.load(run_directory)
     assert repr(loaded).startswith("<fedmes on split-digits: oblivious Acc_ALL 0.")
     assert f"{loaded.metrics['masked']['acc_final']['mean']:.3f}" in repr(loaded)
 
@@ -195,7 +196,9 @@ def test_clients_with_different_numbers_of_tasks(own_npz, tmp_path):
 
 def test_a_file_that_several_processes_write_is_always_whole(tmp_path):
     """As where two terminals run studies that share a page."""
-    write = "import sys; from pathlib import Path; from fedmes.results import replace_text; print(flush=True); input()"
+    write = (
+        "import sys; from pathlib import Path; from fedmes.common.files import replace_text; print(flush=True); input()"
+    )
     write += "; [replace_text(Path(sys.argv[1]), sys.argv[2] * 1000) for _ in range(1000)]"
     page, pipes = tmp_path / "page.md", {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     both = [subprocess.Popen([sys.executable, "-c", write, str(page), letter], **pipes) for letter in "ab"]

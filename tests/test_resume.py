@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedmes
-from fedmes import checkpoint, devices
+from fedmes.engines import devices
 from fedmes.errors import UserError
-from fedmes.preparing import prepare
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint
 
 OPTIONS = {
     "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 3, "batch": 10, "memory": 12,
@@ -227,12 +228,13 @@ def test_a_finished_run_says_so(tmp_path):
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_file_keeps_every_bit(engine, tmp_path):
     """After each round: what a checkpoint brings back trains on exactly as the run itself does."""
-    from fedmes import config, experiment
+    from fedmes import config
+    from fedmes.experiment import runner
 
     numbers = OPTIONS | {"seeds": [0, 1], "engine": engine, "model.width": 24, "model.dropout": 0.2}
     prepared = prepare(config.load(None, numbers))
     with devices.numerics(prepared.config):
-        run, again = experiment._engine(prepared), experiment._engine(prepared)
+        run, again = runner._engine(prepared), runner._engine(prepared)
         for g in range(9):
             run.round(g)
             run.evaluate(g)
@@ -242,5 +244,5 @@ def test_a_file_keeps_every_bit(engine, tmp_path):
                 theirs = again.snapshot()
                 assert [name for name, t in run.snapshot().items() if not t.equal(theirs[name])] == []
             checkpoint.save(tmp_path, g + 1, run.snapshot(), {})
-            again = experiment._engine(prepared)
+            again = runner._engine(prepared)
             again.restore(checkpoint.latest(tmp_path)[0])

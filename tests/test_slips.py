@@ -13,16 +13,18 @@ import torch
 from torch import nn
 
 import fedmes
-from fedmes import config, draws, models
-from fedmes.contract import Batch
+from fedmes import config
+from fedmes.common import keyed_random
 from fedmes.engines.loop import LoopEngine
-from fedmes.engines.stacked import StackedEngine
-from fedmes.functional import kernel_exponent, pick, put
-from fedmes.inference import MemoryVote
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
+from fedmes.methods.base import Batch
 from fedmes.methods.fedavg import FedAvg
-from fedmes.plan import Plan
-from fedmes.preparing import prepare
+from fedmes.methods.knn import MemoryVote, kernel_exponent
+from fedmes.models import networks
+from fedmes.scenario.plan import Plan
+from fedmes.tensors import pick, put
 from test_properties import TINY, Run, predictions
 from test_vectors import doubles
 
@@ -197,8 +199,8 @@ def fedavg_in_torch(prepared, renewed):
     """One client's run with a torch module and torch's Adam, new in each round, or wrongly at each batch."""
     conf, federation = prepared.config, prepared.federations[0]
     plan, shape = federation.plans[0], prepared.source.dataset.shape
-    seed = draws.seed62(0, "init")
-    module = models.build(models.MODELS["mlp"], "mlp", shape, federation.stream.classes, seed, width=8).double()
+    seed = keyed_random.seed62(0, "init")
+    module = networks.build(networks.MODELS["mlp"], "mlp", shape, federation.stream.classes, seed, width=8).double()
     scale = prepared.samples.scale(federation.normalisation)
     for g in range(len(plan.position)):
         work = plan.round(g)

@@ -12,13 +12,13 @@ from torch import nn
 import fedmes
 from fedmes import config
 from fedmes.engines.capacity import activation_bytes, replicas_that_fit
+from fedmes.engines.client_data import Federation
 from fedmes.engines.loop import LoopEngine
-from fedmes.engines.stacked import StackedEngine
-from fedmes.federation import Federation
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
-from fedmes.plan import Plan
-from fedmes.preparing import prepare
+from fedmes.scenario.plan import Plan
 
 # Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to four classes.
 AWKWARD = {

@@ -8,9 +8,11 @@ from collections import namedtuple
 import pytest
 
 import fedmes
-from fedmes import checkpoint, config, experiment, storage
+from fedmes import config
 from fedmes.errors import UserError
-from fedmes.preparing import prepare
+from fedmes.experiment import disk_space, runner
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint
 
 SMALL = {"benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1}
 Usage = namedtuple("Usage", "total used free")
@@ -22,8 +24,8 @@ def test_the_estimate_is_close(method, models, tmp_path):
     """Never far below what is written, and above it by no more than the compression of what is small."""
     options = SMALL | {"method": method, "output.models": models, "seeds": [0, 1]}
     prepared = prepare(config.load(None, options))
-    state, results = storage.estimate(prepared)
-    experiment.execute(prepared, tmp_path / "o")
+    state, results = disk_space.estimate(prepared)
+    runner.execute(prepared, tmp_path / "o")
     kept = sum(path.stat().st_size for path in (tmp_path / "o/checkpoint").glob("*"))
     written = sum(path.stat().st_size for path in (tmp_path / "o").rglob("*") if path.is_file()) - kept
     assert results < 60_000 if models == "none" else 0.9 * results < written < 1.1 * results + 60_000
@@ -42,15 +44,15 @@ def test_too_little_space_is_said_with_numbers(tmp_path, monkeypatch):
 def test_what_the_directory_holds_counts_as_free(tmp_path, monkeypatch):
     fedmes.run(out=tmp_path / "o", **SMALL)
     taken = sum(path.stat().st_size for path in (tmp_path / "o").rglob("*") if path.is_file())
-    needed = 3 * storage.estimate(prepared := prepare(config.load(None, SMALL)))[0]
-    needed += storage.estimate(prepared)[1]
+    needed = 3 * disk_space.estimate(prepared := prepare(config.load(None, SMALL)))[0]
+    needed += disk_space.estimate(prepared)[1]
     for free, fits in ((needed - taken, True), (needed - taken - 1, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: Usage(0, 0, free))
         if fits:
-            storage.check(prepared, tmp_path / "o")
+            disk_space.check(prepared, tmp_path / "o")
         else:
             with pytest.raises(UserError, match="are free"):
-                storage.check(prepared, tmp_path / "o")
+                disk_space.check(prepared, tmp_path / "o")
 
 
 def test_a_disk_that_fills_up_at_the_end(tmp_path, monkeypatch):
@@ -61,7 +63,7 @@ def test_a_disk_that_fills_up_at_the_end(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", "model.safetensors")
 
     with monkeypatch.context() as patch:
-        patch.setattr(experiment.clientdir, "save_model", full)
+        patch.setattr(runner.clientdir, "save_model", full)
         with pytest.raises(UserError, match=r"No space left on device.*to go on: fedmes resume"):
             fedmes.run(out=tmp_path / "o", **SMALL)
     assert not (tmp_path / "o/result.json").exists()

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmes import config, streams
-from fedmes.benchmarks import open_benchmark
+from fedmes import config
 from fedmes.errors import UserError
-from fedmes.streams import Stream
+from fedmes.scenario import stream as streams
+from fedmes.scenario.benchmarks import open_benchmark
+from fedmes.scenario.stream import Stream
 
 SEEDS = range(20)
 

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from fedmes import cli, experiment, results, studies
-from fedmes.commands.reporting import STUDY_NAMES
-from fedmes.config import Config
+from fedmes import studies
+from fedmes.cli import app as cli
+from fedmes.cli.report import STUDY_NAMES
+from fedmes.config.options import Config
 from fedmes.errors import Stopped, UserError
-from fedmes.preparing import prepare
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
+from fedmes.results import run_dir
 from fedmes.studies import figures, paper, trials, views
 from fedmes.studies.declared import PAPER_METHODS, STUDIES
 from fedmes.studies.trials import Scope
@@ -30,7 +33,7 @@ def tiny(study, out, clients=2, **fields):
 
 
 def execute(config, place, readings):
-    return experiment.execute(prepare(config, readings=readings), place, resume=True)
+    return runner.execute(prepare(config, readings=readings), place, resume=True)
 
 
 def reproduce(scope, execute):
@@ -119,14 +122,14 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     scope = tiny("fusion40", tmp_path, methods=("fedmes",))
 
     def stopping(config, place, readings):
-        return experiment.execute(prepare(config), place, resume=True, stop=lambda: True)
+        return runner.execute(prepare(config), place, resume=True, stop=lambda: True)
 
     with pytest.raises(Stopped):
         reproduce(scope, stopping)
     rounds = []
 
     def going_on(config, place, readings):
-        return experiment.execute(prepare(config), place, rounds.append, resume=True)
+        return runner.execute(prepare(config), place, rounds.append, resume=True)
 
     first = rows(reproduce(scope, going_on))
     assert [now.rounds_done for now in rounds] == [2]
@@ -152,7 +155,7 @@ def put(trial, accuracy, masked=None, nolip=None, **changes):
     made = result(full(accuracy), full(masked), full(nolip), method=config.method)
     made = replace(made, config=config, rounds=[], by_task={"rule2": [0.0, 0.25, 0.35]})
     made.seconds["slowest_client"] = 6.0
-    results.claim(trial.directory, config, VERSIONS)
+    run_dir.claim(trial.directory, config, VERSIONS)
     made.write(trial.directory)
     (trial.directory / "rounds.csv").unlink()  # as in a repository of results
 

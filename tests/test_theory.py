@@ -5,8 +5,8 @@ from itertools import pairwise
 import torch
 from torch.func import vmap
 
-from fedmes.functional import SGD
 from fedmes.methods.fedmes import correct
+from fedmes.methods.optimizers import SGD
 
 
 def vector(*values):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmes.engines import timetable
+from fedmes.engines.stacked import timetable
 
 counts = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=3)
 

@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import fedmes
-from fedmes import config, models, wire
-from fedmes.book import Book
-from fedmes.engines import RoundRow
+from fedmes import config
+from fedmes.engines import wire
+from fedmes.engines.base import RoundRow
 from fedmes.engines.loop import LoopEngine
+from fedmes.experiment.prepare import prepare
+from fedmes.experiment.recorder import Book
 from fedmes.methods import METHODS
 from fedmes.methods.fedmes import FedMeS
 from fedmes.methods.fedrep import FedRep
 from fedmes.methods.fedweit import FedWeIT
-from fedmes.net import Net
-from fedmes.preparing import prepare
+from fedmes.models import networks
+from fedmes.models.functional import Net
 
 # --- counting ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ def made(kind, model, shape, classes, **options):
     """A method with a network of this size, and its configuration."""
     given = {"method": kind.__name__.lower(), "clients": 10, "tasks": 10, "rounds": 10}
     conf = config.load(None, given | {"optim.name": "sgd"} | options)
-    return kind(Net(models.build(models.MODELS[model], model, shape, classes, 0), shape, classes), conf), conf
+    return kind(Net(networks.build(networks.MODELS[model], model, shape, classes, 0), shape, classes), conf), conf
 
 
 def sizes(method):

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 import fedmes
-from fedmes import checkpoint, experiment, limits, results
-from fedmes.data.own import open_own
+from fedmes.common import limits
 from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
-from fedmes.streams import Stream
+from fedmes.experiment import runner
+from fedmes.results import checkpoint, run_dir
+from fedmes.scenario.own import open_own
+from fedmes.scenario.stream import Stream
 from test_cli import arrays
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -244,12 +246,12 @@ def test_damaged_results(name, content, finished, tmp_path):
 
     out = tmp_path / "o"
     shutil.copytree(finished, out)
-    results.load(out)
+    run_dir.load(out)
     (out / name).write_bytes(content)
     with pytest.raises(UserError):
-        results.load(out)
+        run_dir.load(out)
     with pytest.raises(UserError):
-        experiment.extended(out, tmp_path)
+        runner.extended(out, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -260,4 +262,4 @@ def test_accuracies_that_do_not_fit(table, finished, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     np.savez(tmp_path / "accuracy.npz", **table)
     with pytest.raises(UserError, match="does not hold accuracies"):
-        results.load(tmp_path)
+        run_dir.load(tmp_path)

@@ -9,23 +9,15 @@ import torch
 from torch.func import grad_and_value, vmap
 
 from fedmes import config
-from fedmes.contract import Batch
-from fedmes.functional import (
-    SGD,
-    Adam,
-    cross_entropy,
-    cross_entropy_sum,
-    kernel_exponent,
-    mean_of_present,
-    neighbours,
-    scoped,
-    votes,
-)
-from fedmes.inference import mix
-from fedmes.memory import admitted_per_task, fifo
+from fedmes.methods.base import Batch
 from fedmes.methods.fedmes import FedMeS, coefficient, correct
-from fedmes.plan import Plan, Work
-from fedmes.streams import Client, Task, assemble
+from fedmes.methods.knn import kernel_exponent, mix, neighbours, votes
+from fedmes.methods.losses import cross_entropy, cross_entropy_sum, scoped
+from fedmes.methods.optimizers import SGD, Adam
+from fedmes.scenario.memory import admitted_per_task, fifo
+from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.stream import Client, Task, assemble
+from fedmes.tensors import mean_of_present
 
 TOLERANCE = 1e-6
 

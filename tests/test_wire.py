@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmes import wire
+from fedmes.engines import wire
 
 
 @st.composite

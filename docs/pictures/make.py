@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import fedmes
-from fedmes import metrics
 from fedmes.report import canvas, style
+from fedmes.results import metrics
 
 HERE = Path(__file__).parent
 BLUE, ORANGE, GREEN, MAGENTA, GREY, SKY, GOLD, BROWN = style.LIGHT

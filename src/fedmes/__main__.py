@@ -1,3 +1,3 @@
-from fedmes.cli import main
+from fedmes.cli.app import main
 
 main()

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fedmes.data import Dataset, Normalisation, statistics
-from fedmes.data.bars import bar
-from fedmes.draws import Ints
+from fedmes.common.keyed_random import Ints
+from fedmes.common.progress import bar
+from fedmes.data.dataset import Dataset, Normalisation, statistics
 from fedmes.errors import UserError
 
 VERSION = 2

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedmes.data import Dataset, cifar100, core50, emnist, imagenets
+from fedmes.data import cifar100, core50, emnist, imagenets
 from fedmes.data.cache import Raw, cached
+from fedmes.data.dataset import Dataset
 from fedmes.data.fetch import Archive
 from fedmes.errors import UserError, unknown
 

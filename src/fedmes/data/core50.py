@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmes import draws
+from fedmes.common import keyed_random
 from fedmes.data.cache import Raw, fewer
 from fedmes.errors import UserError
 
@@ -35,7 +35,7 @@ def read(folders: list[Path], labels: str = "sessions") -> Raw:
         raise UserError(f"{where}: {', '.join(missing)} of 11 session folders are missing or empty; unpack it again")
     train, test = [], []
     for (session, thing), frames in sorted(cells.items()):
-        order = draws.permutation(len(frames), "core50", session, thing)
+        order = keyed_random.permutation(len(frames), "core50", session, thing)
         held = max(1, len(frames) // 5) if len(frames) > 1 else 0
         train += [(frames[i], session, thing) for i in np.sort(order[held:])]
         test += [(frames[i], session, thing) for i in np.sort(order[:held])]

@@ -6,7 +6,7 @@ from importlib import resources
 
 import numpy as np
 
-from fedmes.data import Dataset
+from fedmes.data.dataset import Dataset
 
 
 def load() -> Dataset:

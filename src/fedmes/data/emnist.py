@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmes.common.keyed_random import Ints
 from fedmes.data.cache import Raw, fewer
-from fedmes.draws import Ints
 from fedmes.errors import UserError
 
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fedmes.data.bars import Report, bar
+from fedmes.common.progress import Report, bar
 from fedmes.errors import UserError
 
 PATIENCE = 30  # seconds without an answer

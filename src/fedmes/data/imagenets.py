@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedmes.common.keyed_random import Ints
 from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import read_pickle
-from fedmes.draws import Ints
 from fedmes.errors import UserError
 
 PICTURES = (".jpg", ".jpeg", ".png")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes import draws, limits, streams
-from fedmes.data import Dataset, Source
-from fedmes.draws import Ints
+from fedmes.common import limits
+from fedmes.common.keyed_random import Ints
+from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmes.config import FederationOptions as Agreed
+    pass
 
 IMAGES = {".png", ".jpg", ".jpeg"}
-TEST_SHARE = 0.2  # of a client's images of a class in a task, where the data does not say which are for testing
 
 
 @dataclass(frozen=True)
@@ -34,20 +33,6 @@ class Table:
     task_names: tuple[str, ...]
 
 
-def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep") -> Source:
-    """The data at `path` as it will be dealt out: to the clients it names."""
-    if path.is_file() and image_size is not None:
-        raise UserError("data.image_size: arrays in a file have one size already; leave it out")
-    table = read(path, image_size)
-    deal(table, 0, path)  # whatever is wrong with the data is said before anything starts
-    classes = len(table.dataset.class_names)
-
-    def stream(seed: int) -> streams.Stream:
-        return streams.assemble(seed, classes, deal(table, seed, path), rounds, arrival=arrival)
-
-    return Source(table.dataset, stream)
-
-
 def read(path: Path, image_size: int | None) -> Table:
     """The data at `path`; images of folders are resized where a size is given."""
     if path.is_dir():
@@ -55,80 +40,6 @@ def read(path: Path, image_size: int | None) -> Table:
     if path.is_file():
         return read_npz(path)
     raise UserError(f"data: there is no file or folder {path}")
-
-
-def read_site(path: Path, image_size: int | None) -> Table:
-    """One client's own data: folders as TASK/train|test/CLASS/*, or a file in which it is the only client."""
-    if path.is_dir():
-        table = read_folders(path, image_size, [path])
-    elif path.is_file():
-        table = read_npz(path)
-    else:
-        raise UserError(f"data: there is no file or folder {path}")
-    if len(table.client_names) > 1:
-        raise UserError(f"{path}: the data of {len(table.client_names)} clients; a site has its own only")
-    deal(table, 0, path)
-    return table
-
-
-def open_site(path: Path, name: str, agreed: Agreed, image_size: int | None, rounds: int) -> Source:
-    """A site's own data in the terms that its federation has agreed on; what does not fit is said."""
-    table = read_site(path, image_size)
-    dataset, classes, shape = table.dataset, list(agreed.classes), tuple(agreed.shape)
-    if strange := [label for label in dataset.class_names if label not in classes]:
-        raise UserError(f"site {name}: class {strange[0]} is not among the federation's ({', '.join(classes[:10])})")
-    if dataset.shape != shape:
-        raise UserError(f"site {name}: samples are {_times(dataset.shape)}, the federation's are {_times(shape)}")
-    if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
-        told = "says how to normalise pixels" if agreed.mean else "takes samples as they are"
-        raise UserError(f"site {name}: samples are {dataset.x.dtype}, but the federation {told} (federation.mean)")
-    ids = np.array([classes.index(label) for label in dataset.class_names], np.int64)
-    table = replace(table, dataset=replace(dataset, y=ids[dataset.y], class_names=tuple(classes)), client_names=(name,))
-
-    def stream(seed: int) -> streams.Stream:
-        return streams.assemble(seed, len(classes), deal(table, seed, path), rounds)
-
-    return Source(table.dataset, stream)
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
-    """Each client's tasks for a seed, which decides what is for testing where the data does not."""
-    y = table.dataset.y
-    clients = []
-    for k, client in enumerate(table.client_names):
-        own = np.flatnonzero(table.client == k)
-        tasks = []
-        for t in np.unique(table.task[own]).tolist():
-            rows = own[table.task[own] == t]
-            name = table.task_names[t]
-            test = _chosen_for_test(y[rows], (seed, client, name)) if table.test is None else table.test[rows] == 1
-            where = f"{path}: client {client}, task {name}"
-            if test.all():
-                raise UserError(f"{where} has no training data")
-            if not test.any():
-                raise UserError(f"{where} has no test data")
-            classes = np.unique(y[rows[~test]])
-            if len(strange := np.setdiff1d(y[rows[test]], classes)):
-                label = table.dataset.class_names[strange[0]]
-                raise UserError(f"{where} has test samples of class {label} but no training samples of it")
-            block = tuple(classes.tolist())
-            tasks.append(streams.Task(name, block, block, rows[~test], rows[test]))
-        clients.append(streams.Client(client, tuple(tasks)))
-    return clients
-
-
-def _chosen_for_test(y: Ints, key: tuple[draws.Key, ...]) -> NDArray[np.bool_]:
-    """A fifth of each class, at least one sample where there are two; a single sample is for training."""
-    test = np.zeros(len(y), bool)
-    for label in np.unique(y).tolist():
-        rows = np.flatnonzero(y == label)
-        count = max(1, round(TEST_SHARE * len(rows))) if len(rows) > 1 else 0
-        test[rows[draws.permutation(len(rows), *key, "test-split", label)[:count]]] = True
-    return test
 
 
 # --- one file ------------------------------------------------------------------------------------------------------

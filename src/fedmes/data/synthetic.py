@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes import draws, limits
-from fedmes.data import Dataset
+from fedmes.common import keyed_random, limits
+from fedmes.data.dataset import Dataset
 
 
 def load(classes: int, size: int, channels: int, train: int, test: int, noise: float) -> Dataset:
@@ -33,6 +33,6 @@ def _prototype(label: int, size: int, channels: int) -> NDArray[np.float64]:
     return coarse[cells][:, cells]
 
 
-def _normal(shape: tuple[int, ...], *key: draws.Key) -> NDArray[np.float64]:
+def _normal(shape: tuple[int, ...], *key: keyed_random.Key) -> NDArray[np.float64]:
     """Nearly normal numbers from sums of uniforms, free of library functions whose last bit may differ."""
-    return (draws.uniforms((4, *shape), "synthetic", *key).sum(axis=0) - 2) * 3**0.5
+    return (keyed_random.uniforms((4, *shape), "synthetic", *key).sum(axis=0) - 2) * 3**0.5

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedmes import __version__
 from fedmes.deployment import require_flower, site
 from fedmes.deployment.certificates import make_server
 from fedmes.deployment.supervisor import Supervisor
 from fedmes.errors import FederationError
+from fedmes.version import __version__
 
 START_LIMIT = 120.0  # seconds a SuperLink may take to answer
 SETTINGS = {
@@ -52,8 +52,8 @@ dependencies = ["flwr>=1.41"]
 publisher = "fedmes"
 
 [tool.flwr.app.components]
-serverapp = "fedmes.flowerapp:server"
-clientapp = "fedmes.flowerapp:client"
+serverapp = "fedmes.deployment.app:server"
+clientapp = "fedmes.deployment.app:client"
 
 [tool.flwr.app.config]
 config = ""

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmes.common.files import replace_text
 from fedmes.deployment.certificates import make_node_key
 from fedmes.errors import UserError
-from fedmes.results import replace_text
 
 
 def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:

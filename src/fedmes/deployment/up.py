@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedmes import checkpoint, results
-from fedmes.book import Listener, Progress
-from fedmes.config import Config
+from fedmes.config.options import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
-from fedmes.preparing import agreement, prepare, sites_blueprint
-from fedmes.results import Result
+from fedmes.experiment.prepare import agreement, prepare, sites_blueprint
+from fedmes.experiment.recorder import Listener, Progress
+from fedmes.results import checkpoint, run_dir
+from fedmes.results.run_dir import Result
 
 
 def up(config: Config, out: Path | None, on_progress: Listener | None = None) -> Result:
@@ -29,10 +29,10 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
         sites = {f"site{k}": {"client": k} for k in range(config.clients)}
     else:
         config, sites = sites_of_own_data(config, Path(config.data.path))
-    directory = (out or results.default_directory(config)).resolve()
-    if results.finished(directory, config):
-        return results.load(directory)
-    results.claim(directory, config)
+    directory = (out or run_dir.default_directory(config)).resolve()
+    if run_dir.finished(directory, config):
+        return run_dir.load(directory)
+    run_dir.claim(directory, config)
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
     progress = _Tail(directory / "progress.jsonl", on_progress)
@@ -44,7 +44,7 @@ def up(config: Config, out: Path | None, on_progress: Listener | None = None) ->
             if status != "completed":
                 words = progress.error or federation.last_words()
                 raise FederationError(f"the run ended as {status}: {words}\nall logs are in {federation.log}")
-    return results.load(directory)
+    return run_dir.load(directory)
 
 
 def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedmes import limits, wire
-from fedmes.contract import Method
+from fedmes.common import limits
+from fedmes.engines import wire
+from fedmes.engines.client_data import Federation, Samples, Site
 from fedmes.errors import UserError
-from fedmes.federation import Federation, Samples, Site
-from fedmes.functional import cast
-from fedmes.net import Net
+from fedmes.methods.base import Method
+from fedmes.models.functional import Net
+from fedmes.tensors import cast
 
 HEADROOM = 0.7  # the part of free memory that is planned with
 

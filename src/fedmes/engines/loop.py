@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmes import wire
-from fedmes.contract import Me, Method
-from fedmes.engines import RoundRow, Score
-from fedmes.federation import Federation, Samples, Site, Update, settle
-from fedmes.functional import Tensors, broken, cast, grown, put
-from fedmes.plan import Round
+from fedmes.engines import wire
+from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.client_data import Federation, Samples, Site
+from fedmes.engines.server import Update, settle
+from fedmes.methods.base import Me, Method
+from fedmes.scenario.plan import Round
+from fedmes.tensors import Tensors, broken, cast, grown, put
 
 
 def client_round(method: Method, st: Tensors, bc: Tensors, work: Round, site: Site) -> Tensors:

@@ -1,4 +1,7 @@
-"""The methods by name. Modules are imported only when a method is used."""
+"""One client's mathematics as pure tensor functions, a file a method.
+
+Authors of methods take all they need from here: `from fedmes.methods import FedAvg, Method, pick, put`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedmes.contract import Method
+    from fedmes.methods.base import Method
+    from fedmes.methods.door import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import; the names of the methods should not wait for it
+    door = importlib.import_module("fedmes.methods.door")
+    if name not in door.__all__:
+        raise AttributeError(f"module 'fedmes.methods' has no attribute '{name}'")
+    return getattr(door, name)
+
 
 SUMMARY = {
     "fedavg": "one averaged model, no memory (McMahan et al., 2017)",
@@ -27,29 +40,30 @@ SUMMARY = {
 }
 
 _CLASSES = {
-    "fedavg": "fedmes.methods.fedavg:FedAvg",
-    "fedprox": "fedmes.methods.fedprox:FedProx",
-    "ditto": "fedmes.methods.ditto:Ditto",
-    "fedrep": "fedmes.methods.fedrep:FedRep",
-    "fedagem": "fedmes.methods.fedagem:FedAGEM",
-    "fedweit": "fedmes.methods.fedweit:FedWeIT",
-    "fedmes": "fedmes.methods.fedmes:FedMeS",
-    "fedmes-plus": "fedmes.methods.fedmes_plus:FedMeSPlus",
-    "knn-per": "fedmes.methods.knnper:KNNPer",
-    "flwf": "fedmes.methods.flwf:FLwF",
-    "flwf-2t": "fedmes.methods.flwf:FLwF2T",
-    "local": "fedmes.methods.local:Local",
-    "local-er": "fedmes.methods.local:LocalER",
-    "joint": "fedmes.methods.local:Joint",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "ditto": "Ditto",
+    "fedrep": "FedRep",
+    "fedagem": "FedAGEM",
+    "fedweit": "FedWeIT",
+    "fedmes": "FedMeS",
+    "fedmes-plus": "FedMeSPlus",
+    "knn-per": "KNNPer",
+    "flwf": "FLwF",
+    "flwf-2t": "FLwF2T",
+    "local": "Local",
+    "local-er": "LocalER",
+    "joint": "Joint",
 }
 
 
-def _lazy(target: str) -> Callable[..., Any]:
+def _maker(class_name: str) -> Callable[..., Any]:
+    """Makes a method; its module is imported only then."""
+
     def make(*arguments: Any) -> Method:
-        module, _, name = target.partition(":")
-        return getattr(importlib.import_module(module), name)(*arguments)
+        return __getattr__(class_name)(*arguments)
 
     return make
 
 
-METHODS: dict[str, Callable[..., Any]] = {name: _lazy(target) for name, target in _CLASSES.items()}
+METHODS: dict[str, Callable[..., Any]] = {name: _maker(class_name) for name, class_name in _CLASSES.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, distance, pick, put
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
+from fedmes.tensors import Tensors, distance, pick, put
 
 
 class Ditto(FedAvg):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, pick
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import correct
+from fedmes.tensors import Tensors, pick
 
 
 class FedAGEM(FedAvg):

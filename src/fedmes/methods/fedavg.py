@@ -8,21 +8,14 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedmes.contract import Batch, Me, Method
-from fedmes.functional import (
-    OPTIMIZERS,
-    Tensors,
-    cross_entropy,
-    distance,
-    mean_of_present,
-    pick,
-    put,
-    scoped,
-)
-from fedmes.net import DROPOUT_OFF, Net
+from fedmes.methods.base import Batch, Me, Method
+from fedmes.methods.losses import cross_entropy, scoped
+from fedmes.methods.optimizers import OPTIMIZERS
+from fedmes.models.functional import DROPOUT_OFF, Net
+from fedmes.tensors import Tensors, distance, mean_of_present, pick, put
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 
 class FedAvg(Method):

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, cross_entropy_sum, dot, pick
-from fedmes.methods.voting import Voting
-from fedmes.net import Net
+from fedmes.methods.base import Batch, Me
+from fedmes.methods.knn import Voting
+from fedmes.methods.losses import cross_entropy_sum
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors, dot, pick
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 
 MARGIN = 0.5  # of agem_margin: how much of the memory's gradient a corrected step adds

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, at, cross_entropy, distillation, pick, put
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
-from fedmes.net import DROPOUT_OFF, Net, hashed_uniforms
+from fedmes.methods.losses import cross_entropy, distillation
+from fedmes.models.functional import DROPOUT_OFF, Net, hashed_uniforms
+from fedmes.tensors import Tensors, at, pick, put
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
 SMALL = 14  # pixels; in images with fewer, one of them is too far to move

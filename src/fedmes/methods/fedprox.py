@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, pick
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
+from fedmes.tensors import Tensors, pick
 
 
 class FedProx(FedAvg):

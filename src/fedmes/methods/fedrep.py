@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from fedmes.contract import Me
 from fedmes.errors import UserError
-from fedmes.functional import Tensors, pick, put
+from fedmes.methods.base import Me
 from fedmes.methods.fedavg import FedAvg
-from fedmes.net import Net
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors, pick, put
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 
 class FedRep(FedAvg):

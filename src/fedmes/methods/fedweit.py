@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedmes.contract import Batch, Me
 from fedmes.errors import UserError
-from fedmes.functional import Tensors, at, cross_entropy, distance, pick, put, scoped
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
-from fedmes.net import Net, hashed_uniforms
+from fedmes.methods.losses import cross_entropy, scoped
+from fedmes.models.functional import Net, hashed_uniforms
+from fedmes.tensors import Tensors, at, distance, pick, put
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 
 class FedWeIT(FedAvg):

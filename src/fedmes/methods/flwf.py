@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from fedmes.contract import Batch, Me
-from fedmes.functional import Tensors, cross_entropy, distillation, pick, put
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
+from fedmes.methods.losses import cross_entropy, distillation
+from fedmes.tensors import Tensors, pick, put
 
 
 class FLwF(FedAvg):

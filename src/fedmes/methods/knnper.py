@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from fedmes.methods.voting import Voting
-from fedmes.net import Net
+from fedmes.methods.knn import Voting
+from fedmes.models.functional import Net
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 
 class KNNPer(Voting):

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from fedmes.contract import Batch, Me
 from fedmes.errors import UserError
-from fedmes.functional import Tensors, pick
+from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
-from fedmes.net import Net
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors, pick
 
 if TYPE_CHECKING:
-    from fedmes.config import Config
+    from fedmes.config.options import Config
 
 
 class Local(FedAvg):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmes.common.files import replace_text
 from fedmes.errors import UserError
 from fedmes.report import gather, rows, verdict
 from fedmes.report.gather import Group, LeftOut
-from fedmes.results import replace_text
 
 
 @dataclass(frozen=True)

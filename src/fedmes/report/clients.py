@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedmes.metrics import Floats
 from fedmes.report import series
 from fedmes.report.gather import Group, Run
 from fedmes.report.rows import Row
+from fedmes.results.metrics import Floats
 
 DIGITS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
 MISSING = 4095

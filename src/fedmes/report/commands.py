@@ -7,7 +7,7 @@ import shlex
 from typing import Any
 
 from fedmes import config as configuration
-from fedmes.config import Config
+from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.report.gather import Group, Run, differing, value_text
 

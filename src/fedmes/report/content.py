@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmes.metrics import Floats
 from fedmes.report import clients, series, style
 from fedmes.report.clients import Album
 from fedmes.report.gather import Group, Run, memory_sweeps, value_text
 from fedmes.report.rows import Row
 from fedmes.report.series import Curve
 from fedmes.report.style import Look
+from fedmes.results.metrics import Floats
 
 Json = dict[str, Any]
 LEARNED = "tasks learned"

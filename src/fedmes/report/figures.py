@@ -15,12 +15,12 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedmes.common.files import whole
 from fedmes.report import canvas, series, style
 from fedmes.report.canvas import FAINT, HEAT, INK, TITLES
 from fedmes.report.gather import Group, Run, memory_sweeps, value_text
 from fedmes.report.series import Curve
 from fedmes.report.verdict import judge
-from fedmes.results import whole
 
 
 def per_task(runs: Sequence[Run]) -> Figure:

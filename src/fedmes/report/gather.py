@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from fedmes import __version__, results
-from fedmes.config import Config
+from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
-from fedmes.metrics import Floats
 from fedmes.report import series
-from fedmes.results import Result
+from fedmes.results import run_dir
+from fedmes.results.metrics import Floats
+from fedmes.results.run_dir import Result
+from fedmes.version import __version__
 
 RUN_FILES = ("config.toml", "result.json", "accuracy.npz", "rounds.csv")
 DEPTH = 3  # runs/ holds compare's folder, which holds the methods' folders
@@ -142,7 +143,7 @@ def _open(directory: Path) -> Run:
     if made_by != "source" and made_by.split(".")[:2] != __version__.split(".")[:2]:
         raise UserError(f"made by fedmes {made_by}, this is {__version__}: report it with that version, or run it anew")
     try:
-        run = Run.of(results.load(directory), directory=str(directory), versions=versions)
+        run = Run.of(run_dir.load(directory), directory=str(directory), versions=versions)
         _check(run, json.loads((directory / "result.json").read_bytes()))
     except UserError as error:
         raise UserError(f"broken: {_one_line(error).removeprefix(f'{directory}: ')}") from None

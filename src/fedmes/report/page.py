@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from fedmes import __version__
 from fedmes.report import sections, style
 from fedmes.report.clients import Album, matrices
 from fedmes.report.content import group_content
@@ -18,6 +17,7 @@ from fedmes.report.markup import Html, el, join, said
 from fedmes.report.rows import rows_of
 from fedmes.report.series import SCORES
 from fedmes.report.verdict import Verdict, judge
+from fedmes.version import __version__
 
 SCRIPTS = ("charts.js", "figures.js", "page.js")
 

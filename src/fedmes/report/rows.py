@@ -10,7 +10,7 @@ from typing import Any
 
 from fedmes.report.gather import Group, Run
 from fedmes.report.series import SCORES
-from fedmes.tables import NUMBERS, variants
+from fedmes.results.labels import NUMBERS, variants
 
 LOWER_IS_BETTER = ("fr", "fr_final")
 

@@ -11,7 +11,7 @@ from fedmes.report.markup import Html, el, folded, join, said, scroll
 from fedmes.report.rows import LOWER_IS_BETTER, Row, best, three
 from fedmes.report.series import SCORES
 from fedmes.report.verdict import Verdict, facts
-from fedmes.tables import NUMBERS
+from fedmes.results.labels import NUMBERS
 
 BOTH = {"oblivious": "No task id (oblivious)", "masked": "Task id given (masked)"}
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes import metrics
-from fedmes.config import Config
-from fedmes.metrics import Floats, mean
-from fedmes.results import Result
+from fedmes.config.options import Config
+from fedmes.results import metrics
+from fedmes.results.metrics import Floats, mean
+from fedmes.results.run_dir import Result
 
 Rounds = Mapping[str, Floats]
 

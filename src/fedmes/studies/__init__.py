@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmes.config import Config
+from fedmes.common.files import replace_text
+from fedmes.config.options import Config
 from fedmes.errors import UserError
-from fedmes.results import replace_text
 from fedmes.studies import tables, views
 from fedmes.studies.tables import Number, Table
 from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, readings, wanted

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedmes import config as configuration
-from fedmes import results
-from fedmes.benchmarks import BENCHMARKS
-from fedmes.config import Config
+from fedmes.config.benchmarks import BENCHMARKS
+from fedmes.config.options import Config
 from fedmes.errors import UserError, unknown
 from fedmes.methods import METHODS
 from fedmes.report.gather import HOW, Run, of_another_method
+from fedmes.results import run_dir
 from fedmes.studies.declared import STUDIES, Line, Study
 
 PROTOCOL, LEARNING_RATES = "protocol.toml", "learning-rates.toml"
@@ -214,7 +214,7 @@ def look(trial: Trial) -> Outcome:
     if not (trial.directory / "result.json").is_file():
         return Outcome(trial, None, "not run")
     try:
-        result = results.load(trial.directory)
+        result = run_dir.load(trial.directory)
     except UserError as error:
         return Outcome(trial, None, str(error))
     there = result.config.options()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedmes.benchmarks import BENCHMARKS
+from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.report import series
 from fedmes.report.gather import Run, title_of, value_text
 from fedmes.report.rows import signed, three

@@ -1,0 +1,187 @@
+"""What a run looks like on a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from fedmes.results import metrics
+from fedmes.results.run_dir import Result
+
+if TYPE_CHECKING:
+    from fedmes.experiment.bench import Row
+    from fedmes.prediction.client import Opinion, Prediction
+from fedmes.results.labels import NUMBERS, SCORES, variants
+
+
+def run_report(result: Result) -> RenderableType:
+    """The final word of `fedmes run`."""
+    config = result.config
+    head = Text.assemble(
+        (f"{config.method}", "bold"),
+        f" on {config.benchmark}: {config.model.name} ({result.parameters:,} parameters), {config.clients} clients, "
+        f"{config.tasks} tasks x {config.rounds} rounds x {config.epochs} epochs, "
+        f"seed{'s' if len(config.seeds) > 1 else ''} {','.join(map(str, config.seeds))}, "
+        f"{config.engine.name} engine on {config.device} in {config.engine.precision}",
+    )
+    return Group(head, Text(), _scores(result), Text(), _by_task(result), Text(), *_footer(result))
+
+
+def _scores(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in NUMBERS.values():
+        table.add_column(name, justify="right")
+    for score, title in SCORES.items():
+        table.add_row(Text(title, style="italic"))
+        for name, numbers in variants(result).values():
+            table.add_row(f"  {name}", *(_number(numbers[score][key]) for key in NUMBERS))
+    return table
+
+
+def _by_task(result: Result) -> Table:
+    """Forgetting to the naked eye: each task when it was just learned, and at the end."""
+    tasks = range(min(result.config.tasks, 12))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("accuracy by task, no task id")
+    for task in tasks:
+        table.add_column(str(task + 1), justify="right")
+    for suffix, (name, _) in variants(result).items():
+        learned, kept = metrics.learned_and_kept(result.accuracy[f"acc{suffix}"])
+        table.add_row(f"  {name}, just learned", *(_plain(learned[task]) for task in tasks))
+        table.add_row(f"  {name}, after the last task", *(_plain(kept[task]) for task in tasks))
+    return table
+
+
+def _footer(result: Result) -> list[Text]:
+    config, seconds = result.config, result.seconds
+    size = config.memory.size
+    each = f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
+    if result.memory_share is not None:  # real sites do not tell
+        each = f"{each}, at most {result.memory_share:.0%} of the training samples it has met"
+    lines = [
+        f"memory: {'none' if result.memory_share == 0 else each}",
+        f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down (all clients, one seed)",
+        f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f}, "
+        f"compilation {seconds['compile']:.1f})",
+    ]
+    if result.peak_memory_bytes is not None:
+        peak = result.peak_memory_bytes
+        replica = peak / (config.clients * len(config.seeds))
+        lines.append(f"GPU memory: {peak / 1e9:.2f} GB at most, {replica / 1e6:.1f} MB a client and seed")
+    if result.left_out:
+        reasons = Counter(row["reason"] for row in result.rounds if row["left_out"])
+        said = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        lines.append(f"left out: {result.left_out} of {len(result.rounds)} updates ({said}); rounds.csv says whose")
+    lines += [f"note: {note}" for note in result.notes[:3]]
+    if len(result.notes) > 3:
+        lines.append(f"note: {len(result.notes) - 3} more such notes in result.json")
+    if result.directory is not None:
+        lines.append(f"result: {result.directory}")
+    return [Text(line) for line in lines]
+
+
+def comparison(results: Sequence[Result], width: int) -> RenderableType:
+    """One row a method and way of predicting; the best of each column is bold. Two tables where one is too wide."""
+    if width < 105:
+        return Group(_compared(results, ["oblivious"], costs=True), Text(), _compared(results, ["masked"], costs=False))
+    return _compared(results, list(SCORES), costs=True)
+
+
+def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Table:
+    rows = []
+    for result in results:
+        for suffix, (_, numbers) in variants(result).items():
+            cost = [_megabytes(result, "up"), _megabytes(result, "down"), f"{result.seconds['total']:.1f}"]
+            rows.append((result.config.method + suffix.replace("_", "-"), numbers, ["", "", ""] if suffix else cost))
+    columns = [(score, key) for score in scores for key in ("acc_all", "fr", "acc_final")]
+    best = {}
+    for score, key in columns:
+        means = [numbers[score][key]["mean"] for _, numbers, _ in rows if numbers[score][key]["mean"] is not None]
+        best[score, key] = (min if key == "fr" else max)(means, default=None)
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("\nmethod", no_wrap=True)
+    for score, key in columns:
+        table.add_column(f"{score}\n{NUMBERS[key]}", justify="right", no_wrap=True)
+    for name in ("MB\nup", "MB\ndown", "\nseconds") if costs else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, numbers, cost in rows:
+        cells = []
+        for column in columns:
+            number = numbers[column[0]][column[1]]
+            winner = number["mean"] is not None and number["mean"] == best[column]
+            cells.append(Text(_short(number), style="bold" if winner else ""))
+        table.add_row(label, *cells, *(cost if costs else ()))
+    return table
+
+
+def bench(title: str, rows: Sequence[Row]) -> Table:
+    """Client-steps a second, three ways."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=f"client-steps a second on {title}")
+    table.add_column("model")
+    for name in ("clients", "plain loop", "loop engine", "stacked", "stacked / plain", "auto takes"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rates = (row.plain_client_steps_per_s, row.loop_client_steps_per_s, row.stacked_client_steps_per_s)
+        table.add_row(row.model, str(row.replicas), *(f"{r:,.1f}" for r in rates), f"{row.speedup:.2f}", row.auto)
+    return table
+
+
+def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
+    """A row an image; where there are many, how often each class was said."""
+    many = len(found) > 25
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    if not many:
+        for name in ("image", "label", "p", "network alone", "memory alone", "nearest stored samples (distance)"):
+            table.add_column(name, justify="right" if name == "p" else "left", overflow="fold")
+        for name, p in found:
+            near = ", ".join(f"{n.label} ({n.distance:.3g})" for n in p.neighbours[:3]) or "-"
+            cells = (name, p.label, f"{p.probability:.3f}", _opinion(p.network), _opinion(p.memory), near)
+            table.add_row(*(_printable(cell) for cell in cells))
+        return table
+    for name in ("label", "images", "mean p"):
+        table.add_column(name, justify="left" if name == "label" else "right")
+    by_label: dict[str, list[float]] = {}
+    for _, p in found:
+        by_label.setdefault(p.label, []).append(p.probability)
+    for label, shares in sorted(by_label.items(), key=lambda entry: -len(entry[1])):
+        table.add_row(_printable(label), f"{len(shares):,}", f"{sum(shares) / len(shares):.3f}")
+    voted = [p for _, p in found if p.memory is not None]
+    agree = sum(p.memory is not None and p.network.label == p.memory.label for p in voted)
+    lines = [f"{len(found):,} images in all; one by one with --json"]
+    if voted:
+        lines.insert(0, f"network and memory agree about {agree:,} of {len(voted):,}")
+    return Group(table, Text(), *(Text(line) for line in lines))
+
+
+def _opinion(opinion: Opinion | None) -> str:
+    return "-" if opinion is None else f"{opinion.label} {opinion.probability:.3f}"
+
+
+def _printable(text: str) -> Text:
+    """Names of files and classes come from anywhere, and are not to control a terminal."""
+    return Text("".join(c if c.isprintable() else "?" for c in text))
+
+
+def _number(value: dict[str, float | None]) -> str:
+    mean, std = value["mean"], value["std"]
+    return _plain(mean) + (f" ± {std:.3f}" if std else "")
+
+
+def _short(value: dict[str, float | None]) -> str:
+    mean, std = value["mean"], value["std"]
+    return _plain(mean) + (f"±{std:.3f}".replace("0.", ".") if std else "")
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None or value != value else f"{value:.3f}"
+
+
+def _megabytes(result: Result, way: str) -> str:
+    return f"{result.communication[f'{way}_bytes'] / 1e6:.1f}"

@@ -1,0 +1,96 @@
+"""`fedmes report` and `fedmes reproduce`: finished runs side by side, and the paper's studies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedmes.cli import options
+from fedmes.cli.run import train
+
+if TYPE_CHECKING:
+    from fedmes.config.options import Config
+
+app = typer.Typer()
+
+STUDY_NAMES = (
+    "table1", "table1-block", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions",
+    "beyond", "beyond-memory", "parts", "lr",
+)  # fmt: skip
+
+
+@app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")],
+    out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page")] = Path("report.html"),
+    with_samples: Annotated[
+        bool, typer.Option("--with-samples", help="show the samples in clients' memories: private data")
+    ] = False,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as CSV")] = None,
+    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
+    from fedmes import report as reporting
+
+    done = reporting.write(directories, out, with_samples, csv, latex, figures)
+    for each in done.left_out:
+        print(f"left out: {each.directory}: {each.reason}", file=sys.stderr)
+    if not quiet:
+        for answer in done.answers:
+            print(answer)
+    print(done.page)
+
+
+@app.command(epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda")
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="STUDY...", help=", ".join(STUDY_NAMES))],
+    quick: Annotated[bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")] = False,
+    clients: Annotated[str | None, typer.Option(metavar="10,20", help="numbers of clients")] = None,
+    benchmarks: Annotated[str | None, typer.Option(metavar="A,B,...", help="benchmarks instead of the study's")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B,...", help="methods, or single lines by name")] = None,
+    seeds: options.Seeds = None,
+    settings: options.Settings = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="the folder of all studies: runs/, and one for each study")
+    ] = Path("reproduce"),
+    no_run: Annotated[bool, typer.Option("--no-run", help="tables and figures of the runs that are there")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+) -> None:
+    """Studies of the paper: their runs (finished ones are reused), tables and figures beside the paper's numbers."""
+    from fedmes import studies
+
+    scope = studies.Scope(
+        names[0],
+        out,
+        quick,
+        clients=tuple(options.numbers("clients", clients)) if clients else None,
+        benchmarks=options.names(benchmarks) if benchmarks is not None else None,
+        methods=options.names(methods) if methods is not None else None,
+        seeds=tuple(options.numbers("seeds", seeds)) if seeds else None,
+        options=options.assignments(settings),
+    )
+
+    def execute(config: Config, place: Path, readings: Mapping[str, Mapping[str, Any]]) -> None:
+        from fedmes.experiment.prepare import prepare
+
+        prepared = prepare(config, readings=readings)
+        if not quiet:
+            for name in (place.name, *prepared.readings):
+                print(f"running {place.with_name(name)}", file=sys.stderr)
+        train(prepared, place, quiet, resume=True)
+
+    for written in studies.reproduce([replace(scope, study=name) for name in names], None if no_run else execute):
+        waiting: dict[tuple[Path, str], list[str]] = {}
+        for outcome in written.open:
+            place = outcome.trial.directory
+            waiting.setdefault((place.parent, outcome.reason), []).append(place.name)
+        for (folder, reason), runs in waiting.items():
+            print(f"open: {folder}: {', '.join(runs)}: {reason}", file=sys.stderr)
+        print(written.page if quiet else f"{written.text}\n{written.page}")

@@ -1,0 +1,87 @@
+"""`fedmes list` and `fedmes bench`: what there is, and how fast it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedmes.cli.options import Device, names
+from fedmes.errors import unknown
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: fedmes bench --models mlp --json")
+def bench(
+    models: Annotated[str, typer.Option(metavar="A,B,...", help="networks to time")] = "mlp,cnn2,cnn6",
+    device: Device = None,
+    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16")] = "float32",
+    compile: Annotated[str, typer.Option(help="auto, true or false: compile the stacked step")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Time a plain PyTorch loop, the loop engine and the stacked engine side by side on this machine."""
+    from dataclasses import asdict
+    from json import dumps
+
+    from fedmes.cli import render
+    from fedmes.config.loading import parse_value
+    from fedmes.engines.devices import device_name, pick_device
+    from fedmes.experiment import bench as benchmark
+
+    for name in (chosen := names(models)):
+        if name not in benchmark.SHAPES:
+            raise unknown("model", name, benchmark.SHAPES)
+    where = pick_device(device or "auto")
+    rows = []
+    with Console(stderr=True).status("") as status:
+        for name in chosen:
+            for seeds in (1, 5):
+                status.update(f"timing {name}, {seeds * benchmark.CLIENTS} clients")
+                rows.append(benchmark.measure(name, seeds, where.type, precision, parse_value(compile)))
+    title = device_name(where)
+    if json:
+        print(dumps({"device": title, "rows": [asdict(row) for row in rows]}, indent=2))
+    else:
+        Console().print(render.bench(f"{title}, {precision}", rows))
+
+
+@app.command("list", epilog="Example: fedmes list methods")
+def list_names(kind: Annotated[str | None, typer.Argument(metavar="[methods|benchmarks|models]")] = None) -> None:
+    """Show the methods, benchmarks and models there are."""
+    kinds: dict[str, Callable[[], dict[str, str]]] = {
+        "methods": _method_summaries,
+        "benchmarks": _benchmark_summaries,
+        "models": _model_summaries,
+    }
+    if kind is not None and kind not in kinds:
+        raise unknown("kind", kind, kinds)
+    console = Console()
+    for name in [kind] if kind else list(kinds):
+        if kind is None:
+            console.print(f"[bold]{name}[/bold]")
+        for item, summary in kinds[name]().items():
+            console.print(f"{item:<14} {summary}", highlight=False, soft_wrap=True)
+
+
+def _method_summaries() -> dict[str, str]:
+    from fedmes.common import plugins
+    from fedmes.methods import SUMMARY
+
+    return SUMMARY | {name: f"from {entry.value}" for name, entry in plugins.installed("method").items()}
+
+
+def _benchmark_summaries() -> dict[str, str]:
+    from fedmes.config.benchmarks import BENCHMARKS
+
+    return {name: benchmark.summary for name, benchmark in BENCHMARKS.items()}
+
+
+def _model_summaries() -> dict[str, str]:
+    from fedmes.common import plugins
+    from fedmes.models.networks import MODELS
+
+    summaries = {name: (model.__doc__ or "").splitlines()[0] for name, model in MODELS.items()}
+    return summaries | {name: f"from {entry.value}" for name, entry in plugins.installed("model").items()}

@@ -1,0 +1,76 @@
+"""What a command shows while it works, and how it is stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedmes.experiment.recorder import Listener, Progress
+    from fedmes.results.run_dir import Result
+
+
+@contextmanager
+def progress(quiet: bool, title: str) -> Iterator[Listener | None]:
+    """A bar on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        line = bar.add_task(title, total=None, status="preparing")
+
+        def listener(now: Progress) -> None:
+            accuracy = "" if now.accuracy is None else f", accuracy so far {now.accuracy:.3f}"
+            status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}{accuracy}"
+            bar.update(line, total=now.rounds_total, completed=now.rounds_done, status=status)
+
+        yield listener
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C lets the round end, the second one does not wait."""
+    pressed = False
+
+    def press(*_: object) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        print("\nstopping after this round (once more: at once)", file=sys.stderr)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def wide_console(width: int = 120) -> Console:
+    """A file or a pipe has no width to keep to."""
+    console = Console()
+    return console if console.is_terminal else Console(width=width)
+
+
+def show(result: Result, quiet: bool) -> None:
+    from fedmes.cli import render
+
+    if quiet:
+        print(result.directory)
+    else:
+        Console().print(render.run_report(result))

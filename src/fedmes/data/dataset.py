@@ -1,0 +1,63 @@
+"""Images in memory: one array of samples with labels, and how pixels become numbers for a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmes.common.keyed_random import Ints
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """(pixel / 255 - mean) / std, per source and channel."""
+
+    mean: tuple[tuple[float, ...], ...]
+    std: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    x: NDArray[Any]  # [N, H, W, C] or [N, D]; uint8 (normalised on the way in) or float32 (taken as it is)
+    y: Ints  # class ids 0..C-1
+    class_names: tuple[str, ...]
+    train_count: int | None = None  # the first rows are the official training set; None: the stream says which
+    source: Ints | None = None  # of several data sets in one, which a row is from: each is normalised by itself
+    session: Ints | None = None  # the task a row belongs to, where tasks share their classes
+    notes: tuple[str, ...] = ()  # what was not as expected, such as missing images
+    statistics: Normalisation | None = None  # of the training images, where they are known already
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What a network sees of one sample: (C, H, W) or (D,)."""
+        sizes = self.x.shape[1:]
+        return (sizes[2], sizes[0], sizes[1]) if len(sizes) == 3 else sizes
+
+
+def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
+    """Mean and standard deviation of each channel, of values between 0 and 1."""
+    # Sums of whole numbers below 2^53 are exact in float64, so the statistics do not depend on the order of summation.
+    number, values = len(x) if rows is None else len(rows), int(np.prod(x.shape[1:], dtype=np.int64))
+    channels = x.shape[-1]
+    total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+    step = max(1, 2**20 // values)
+    for start in range(0, number, step):
+        chosen = slice(start, start + step) if rows is None else rows[start : start + step]
+        part = np.ascontiguousarray(x[chosen].reshape(-1, channels).T).astype(np.float64)
+        total += part.sum(axis=1).astype(np.int64)
+        squares += np.einsum("cn,cn->c", part, part).astype(np.int64)
+    count = number * values // channels
+    mean = total / count / 255
+    variance = squares / count / 255**2 - mean**2
+    std = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
+    return Normalisation((tuple(mean.tolist()),), (tuple(std.tolist()),))
+
+
+def joined(parts: Iterable[Normalisation]) -> Normalisation:
+    """Of several sources, one after the other."""
+    parts = list(parts)
+    return Normalisation(tuple(m for part in parts for m in part.mean), tuple(s for part in parts for s in part.std))

@@ -1,0 +1,42 @@
+"""The server of real sites, which never sees their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedmes.config.options import Config
+from fedmes.engines.flower.engine import FlowerEngine
+from fedmes.errors import UserError
+from fedmes.experiment.prepare import prepare, sites_blueprint
+from fedmes.experiment.recorder import Listener, Origin
+from fedmes.experiment.runner import as_stored, execute
+from fedmes.experiment.train import train, working_in
+from fedmes.results import client_dir, run_dir
+from fedmes.results.run_dir import Result
+from fedmes.tensors import put
+
+
+def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | None = None) -> Result:
+    """The server of real sites, which never sees their data: until none of them has anything left to learn. Where it
+    was interrupted, it goes on."""
+    config = as_stored(config.with_({"engine.name": "flower", "checkpoint.every": "round"}), directory)
+    if len(config.seeds) > 1:
+        raise UserError("seeds: real sites learn once; name one seed")
+    if not config.federation.sites:  # a trial: every site holds a share of a benchmark
+        return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
+    config, method, initial = sites_blueprint(config)
+    run_dir.claim(directory, config)
+    with working_in(directory, config):
+        engine = FlowerEngine(method, initial, config, grid)
+        book = train(engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do)
+        if not book.accuracy:
+            raise UserError("; ".join(["no site has finished a task in this run", *engine.notes]))
+        folder = directory / f"seed{config.seeds[0]}"
+        folder.mkdir(exist_ok=True)
+        client_dir.save_model(folder / "initial.safetensors", put("w", initial[0]))
+        client_dir.save_model(folder / "global.safetensors", engine.server_state(0))
+        result = book.result(method.net.parameter_count, engine.notes, Origin())
+        result.write(directory)
+    return result

@@ -1,0 +1,65 @@
+"""What every engine does: the protocol, and the rows it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedmes.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """What one client did in one round."""
+
+    seed: int  # index into the run's seeds
+    client: int
+    position: int
+    index: int  # of the round within the task
+    report: dict[str, float]
+    up_bytes: int
+    down_bytes: int
+    seconds: float
+    reason: str = ""  # why the server left the update out
+
+    @property
+    def left_out(self) -> bool:
+        return bool(self.reason)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracies of one client after one of its tasks, on the test sets of its tasks so far."""
+
+    seed: int
+    client: int
+    position: int
+    # by kind of prediction, for each task: (oblivious, masked); NaN: never met
+    accuracy: dict[str, list[tuple[float, float]]]
+    reading: str = ""  # another way to judge the same training, by name
+
+
+class Engine(Protocol):
+    compile_seconds: float
+
+    @property
+    def notes(self) -> list[str]:
+        """What did not go as asked."""
+
+    def round(self, g: int) -> list[RoundRow]:
+        """Train global round g of all seeds and average."""
+
+    def evaluate(self, g: int) -> list[Score]:
+        """Score the clients whose task ended with round g."""
+
+    def server_state(self, seed: int) -> Tensors:
+        """The server's state as it stands."""
+
+    def predictor(self, seed: int, client: int) -> Tensors | None:
+        """What predicts for a client as it stands; None: that lies with the client."""
+
+    def snapshot(self) -> Tensors:
+        """All that the next round depends on, between two rounds."""
+
+    def restore(self, tensors: Tensors) -> None:
+        """Stand where a snapshot was taken."""

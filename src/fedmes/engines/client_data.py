@@ -1,0 +1,126 @@
+"""One seed's clients, ready for an engine: their plans, their data and the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmes.common.keyed_random import Ints
+from fedmes.config.options import Config
+from fedmes.data.dataset import Dataset, Normalisation
+from fedmes.methods.base import Batch, Me
+from fedmes.scenario.plan import Plan, Round
+from fedmes.scenario.stream import Stream
+from fedmes.tensors import Tensors
+
+CHUNK = 512  # samples that are looked at together outside of training
+
+
+@dataclass(frozen=True)
+class Federation:
+    stream: Stream
+    plans: list[Plan]
+    initial: Tensors
+    normalisation: Normalisation | None
+
+
+class Samples:
+    """The data set on the device, as stored; rows are normalised when they are taken."""
+
+    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
+        self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)  # torch takes no other arrays
+        self.y = torch.from_numpy(dataset.y).to(device)
+        self.source = None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
+        self.classes = len(dataset.class_names)
+        self.device, self.dtype = device, dtype
+
+    def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
+        """Offset and divisor that normalise stored values, [source, channel]."""
+        mean, std = (((0.0,),), ((1.0,),)) if normalisation is None else (normalisation.mean, normalisation.std)
+        full = 1 if normalisation is None else 255  # float data is taken as it is
+        offset, divisor = (full * torch.tensor(v, dtype=self.dtype, device=self.device) for v in (mean, std))
+        return offset, divisor
+
+    def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
+        """Samples as a network sees them: [B, C, H, W] or [B, D]."""
+        x = self.x[rows].to(self.dtype)
+        offset, divisor = (table[0] for table in scale)
+        if self.source is not None and len(scale[0]) > 1:
+            beside = (len(rows), *(1 for _ in x.shape[2:]), x.shape[-1])
+            offset, divisor = (table[self.source[rows]].reshape(beside) for table in scale)
+        x = (x - offset) / divisor
+        return x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
+
+
+class Site:
+    """A client's data as its method meets it, in the numbering of its plan."""
+
+    def __init__(
+        self, column: int, federation: Federation, samples: Samples, config: Config, client: int | None = None
+    ) -> None:
+        """`client`: its number, where the federation at hand is not the whole one."""
+        self.plan = federation.plans[column]
+        self.scale = samples.scale(federation.normalisation)
+        self.samples = samples
+        self.config = config
+        self.index = torch.tensor(column if client is None else client, device=samples.device)
+        self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
+        self.task = torch.from_numpy(self.plan.task).to(samples.device)
+        self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
+        self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
+        self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
+
+    def batch(self, numbers: Ints, position: int) -> Batch:
+        """The client's samples of these numbers, as training at this position sees them."""
+        chosen = torch.from_numpy(numbers[numbers >= 0]).to(self.samples.device)
+        rows, task = self.rows[chosen], self.task[chosen]
+        scope = {
+            "seen": self.seen[position].expand(len(chosen), -1),
+            "tasks": self.blocks_so_far[position].expand(len(chosen), -1),
+            "all": torch.ones_like(self.seen[position]).expand(len(chosen), -1),
+            "block": self.blocks[task],
+        }[self.config.train.scope]
+        x = self.samples.take(rows, self.scale)
+        return Batch(x, self.samples.y[rows], torch.ones_like(x.flatten(1).sum(1)), scope, task)
+
+    def chunks(self, numbers: Ints, position: int) -> Iterator[Batch]:
+        for start in range(0, len(numbers), CHUNK):
+            yield self.batch(numbers[start : start + CHUNK], position)
+
+    def store(self, position: int) -> Batch:
+        """The memory that votes after the task at this position."""
+        before = self.config.knn.memory == "before"
+        return self.batch((self.plan.memory if before else self.plan.memory_after)[position], position)
+
+    def told(self, rule: str) -> Tensor:
+        """Of each task, what is chosen among by who is told it."""
+        return torch.from_numpy(self.plan.told(rule)).to(self.samples.device)
+
+    def test_chunks(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = torch.from_numpy(self.plan.test[task]).to(self.samples.device)
+        for part in rows.split(CHUNK):
+            yield self.samples.take(part, self.scale), self.samples.y[part]
+
+    def me(self, work: Round | None = None) -> Me:
+        """Where the client stands in a round, or before its first."""
+
+        def scalar(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.tensor(value, dtype=dtype, device=self.samples.device)
+
+        optim = self.config.optim
+        return Me(
+            client=self.index,
+            position=scalar(work.position if work else 0, torch.int64),
+            first=scalar(work.first if work else True, torch.bool),
+            last=scalar(work.last if work else False, torch.bool),
+            lr=scalar(optim.lr * optim.gamma ** (work.index if work else 0), self.samples.dtype),
+            samples=scalar(len(work.samples) if work else 0, self.samples.dtype),
+            blocks=self.blocks,
+            seen=self.seen[work.position if work else 0],
+            epoch=scalar(0, torch.int64),
+            key=scalar(int(work.key[0]) if work else 0, torch.int64),
+        )

@@ -1,0 +1,56 @@
+"""The device and the precision that a run computes with."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fedmes.config.options import Config
+from fedmes.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"device: must be 'auto', 'cpu' or 'cuda', not '{name}'")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: there is no CUDA device on this machine; use --device cpu")
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    return torch.float64 if config.engine.precision == "float64" else torch.float32
+
+
+@contextmanager
+def numerics(config: Config) -> Iterator[None]:
+    """Threads and the precision of products while a run goes on; afterwards as it was."""
+    threads = torch.get_num_threads()
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    timed, repeatable = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    if config.engine.name in ("loop", "flower") and config.model.name in ("linear", "mlp"):
+        # Small products gain nothing from more threads, and on a busy machine threads wait far longer than they work.
+        torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = config.engine.precision == "tf32"
+    # Where bits are given up for speed, convolutions are timed and the fastest kernels taken; elsewhere only those that
+    # round the same way each time, so that a run that was resumed is the same run.
+    torch.backends.cudnn.benchmark = config.engine.precision in ("tf32", "bf16")
+    torch.backends.cudnn.deterministic = not torch.backends.cudnn.benchmark
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = timed, repeatable

@@ -1,0 +1,1 @@
+"""Clients on sites of their own, reached through Flower."""

@@ -1,0 +1,237 @@
+"""Clients on sites of their own, reached through Flower: its simulation, or a SuperLink with SuperNodes.
+
+The site's half is site.py, the server's half is here. A message to a site holds the configuration, the round, and the
+server's state; an answer holds what the method uploads and a few numbers about it (site.Answer), and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedmes.common import keyed_random
+from fedmes.config.options import Config
+from fedmes.engines import wire
+from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.devices import dtype_of
+from fedmes.engines.flower.messages import _read, _records
+from fedmes.engines.loop import tidy
+from fedmes.engines.server import MISFIT, Update, settle
+from fedmes.errors import UserError
+from fedmes.methods.base import Me, Method
+from fedmes.tensors import Tensors, cast, put
+
+POLL = 0.1  # seconds between looks for answers
+GATHERING = 60.0  # seconds that the server waits for all sites before it begins with those who are there
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+class FlowerEngine:
+    """The server's half of all seeds of a run. Sites keep their own state; what they have done stays done."""
+
+    compile_seconds = 0.0
+
+    def __init__(self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid) -> None:
+        self.method, self.config, self.grid = method, config, grid
+        initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
+        self.servers = [method.server(params) for params in initial]
+        anybody = _anybody(config, initial[0])
+        self.expected = method.upload(method.init(initial[0], anybody), anybody)  # names and shapes of an upload
+        if config.privacy.clip is not None and list(self.expected) != list(method.sent_down(self.servers[0])[0]):
+            raise UserError(f"privacy.clip: {config.method} does not send back what it receives; leave the option out")
+        self.versions = [0] * len(initial)  # of that part of the state which is sent when it has changed
+        self.nodes: dict[int, int] = {}  # client -> Flower's node
+        self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that lies there
+        self.owed: Counter[tuple[int, int]] = Counter()  # bytes sent of it that are in no round's books yet
+        self.names: dict[int, str] = {}
+        self.refused: dict[int, str] = {}  # node -> why it is not asked
+        self.failures: Counter[str] = Counter()
+        self.ended: list[tuple[int, int]] = []
+        self.waiting = True  # does any site have something left to learn?
+        self.silent = False  # did nobody answer in the last round?
+        self._gather(GATHERING)
+
+    @property
+    def notes(self) -> list[str]:
+        failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
+        return failed + sorted(set(self.refused.values()))
+
+    # -- who is there
+
+    def _gather(self, hope: float) -> None:
+        """Wait for all sites for `hope` seconds, and for as many as are needed as long as it takes."""
+        began, needed = time.monotonic(), self.config.server.min_clients
+        while (here := self._meet()) < self.config.clients:
+            waited = time.monotonic() - began
+            if waited >= hope and here >= needed:
+                break
+            if waited >= hope and self.refused and len(self.nodes) < needed:
+                raise UserError("; ".join(sorted(set(self.refused.values()))))
+            if waited > self.config.server.timeout:
+                raise UserError(f"{here} of {self.config.clients} sites are there, and server.min_clients is {needed}")
+            time.sleep(POLL)
+
+    def _meet(self) -> int:
+        """Ask nodes that are new who they are. How many sites are there?"""
+        there, known = set(self.grid.get_node_ids()), {*self.nodes.values(), *self.refused}
+        new = sorted(there - known)
+        for s in range(len(self.servers)):
+            orders = {node: self._message("query", node, s, {}, {}) for node in new if node not in self.refused}
+            for node, (facts, _) in self._exchange(orders).items():
+                if "error" in facts:
+                    self.refused[node] = facts["error"]
+                    continue
+                k = int(facts["client"])
+                self.nodes[k], self.names[k], self.held[s, k] = node, str(facts["name"]), int(facts["version"])
+        return len(there.intersection(self.nodes.values()))
+
+    def anything_to_do(self) -> bool:
+        """Does any site have something left to learn? If none has, they are asked again for a while. If all are gone,
+        there is nobody to say so, and the next round waits for them."""
+        if self.silent and not self._meet():
+            return True
+        deadline = time.monotonic() + self.config.server.patience
+        while not self.waiting and time.monotonic() < deadline:
+            self._meet()
+            orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
+            self.waiting = any(bool(facts.get("waiting")) for facts, _ in self._exchange(orders).values())
+            if not self.waiting:
+                time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
+        return self.waiting
+
+    # -- messages
+
+    def _message(self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors) -> Message:
+        privacy = {"clipping_norm": self.config.privacy.clip} if self.config.privacy.clip is not None else None
+        order = {"config": self.config.as_dict(), "seed": s, **order}
+        return Message(_records(order, tensors, privacy), message_type=kind, dst_node_id=node)
+
+    def _exchange(self, orders: dict[int, Message]) -> dict[int, tuple[dict[str, Any], Tensors]]:
+        """Messages to some clients, and the answers of those who gave one in time."""
+        ids = list(self.grid.push_messages(orders.values()))
+        waiting = dict(zip(ids, orders, strict=True))  # an error's sender is not the node that failed, its id tells
+        answers: dict[int, tuple[dict[str, Any], Tensors]] = {}
+        deadline = time.monotonic() + self.config.server.timeout
+        while waiting and time.monotonic() < deadline:
+            for reply in self.grid.pull_messages(list(waiting)):
+                to = waiting.pop(reply.metadata.reply_to_message_id)
+                if not reply.has_error():
+                    answers[to] = _read(reply)
+            if waiting:
+                time.sleep(POLL)
+        return answers
+
+    def _ask(self, kind: str, s: int, clients: Iterable[int], g: int) -> tuple[dict[int, Any], dict[int, int]]:
+        """The server's state to some clients: their answers, and how many bytes went to each."""
+        each, kept = self.method.sent_down(self.servers[s])
+        sent, rest = wire.pack(each), wire.pack(kept)
+        orders, size = {}, {}
+        for k in clients:
+            stale = self.held.get((s, k)) != self.versions[s]
+            order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
+            orders[k] = self._message(kind, self.nodes[k], s, order, sent | rest if stale else sent)
+            self.owed[s, k] += int(wire.size(kept)) if stale else 0
+            size[k] = int(wire.size(each)) + self.owed[s, k]
+        answers = self._exchange(orders)
+        for k in orders:
+            if k not in answers or "error" in answers[k][0]:
+                reason = answers[k][0]["error"] if k in answers else "no answer"
+                self.failures[f"{self.names[k]}: {reason}"] += 1
+                self.held.pop((s, k), None)
+                answers.pop(k, None)
+            else:
+                self.held[s, k] = int(answers[k][0]["version"])
+        return answers, size
+
+    # -- the engine
+
+    @torch.no_grad()
+    def round(self, g: int) -> list[RoundRow]:
+        self._gather(hope=0)
+        self.ended, self.waiting, self.silent = [], False, True
+        return [row for s in range(len(self.servers)) for row in self._seed_round(s, g)]
+
+    def _seed_round(self, s: int, g: int) -> list[RoundRow]:
+        done: list[RoundRow] = []
+        updates: dict[int, Update] = {}
+        unreadable: dict[int, str] = {}
+        answers, size = self._ask("train", s, self._chosen(g), g)
+        self.silent &= not answers
+        for k, (facts, packed) in sorted(answers.items()):
+            self.waiting |= bool(facts["waiting"])
+            if facts["ended"]:
+                self.ended.append((s, k))
+            if "position" not in facts:
+                continue  # it had nothing to do
+            sent = 0
+            try:
+                updates[k] = Update(g, wire.unpack(packed, self.expected), float(facts["samples"]))
+                sent = int(wire.size(updates[k].tensors))
+            except ValueError:
+                unreadable[k] = MISFIT
+            about = (int(facts["position"]), int(facts["index"]), facts["report"])
+            done.append(RoundRow(s, k, *about, sent, size[k], float(facts["seconds"])))
+            self.owed[s, k] = 0
+        before = self.servers[s]
+        after, left_out = settle(self.method, before, g, updates, self.config.clients, self.expected)
+        self.servers[s] = after = tidy(after)
+        old, new = self.method.sent_down(before)[1], self.method.sent_down(after)[1]
+        self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
+        return [replace(row, reason=(left_out | unreadable).get(row.client, "")) for row in done]
+
+    def _chosen(self, g: int) -> list[int]:
+        """A share of the sites. In a simulation the schedule says who takes part, and everybody is asked."""
+        here = sorted(self.nodes)
+        if not self.config.federation.sites:
+            return here
+        count = -(-len(here) * self.config.server.fraction // 1)
+        order = keyed_random.permutation(len(here), self.config.seeds[0], "participation", g)
+        return sorted(here[i] for i in order[: int(count)])
+
+    @torch.no_grad()
+    def evaluate(self, g: int) -> list[Score]:
+        scores = []
+        for s in range(len(self.servers)):
+            answers, _ = self._ask("evaluate", s, [k for seed, k in self.ended if seed == s], g)
+            for k, (facts, _) in sorted(answers.items()):
+                accuracy = {kind: [(a, b) for a, b in pairs] for kind, pairs in facts["accuracy"].items()}
+                scores.append(Score(s, k, int(facts["position"]), accuracy))
+        return scores
+
+    def server_state(self, seed: int) -> Tensors:
+        return self.servers[seed]
+
+    def predictor(self, seed: int, client: int) -> None:
+        """A site's model stays at the site."""
+        return
+
+    def snapshot(self) -> Tensors:
+        tensors: Tensors = {"versions": torch.tensor(self.versions)}
+        for s, server in enumerate(self.servers):
+            tensors |= put(f"server.{s}", server)
+        return tensors
+
+    def restore(self, tensors: Tensors) -> None:
+        self.versions = tensors["versions"].tolist()
+        for s, server in enumerate(self.servers):  # in its own order, which decides how sums round
+            self.servers[s] = {name: tensors[f"server.{s}.{name}"] for name in server}
+
+
+def _anybody(config: Config, params: Tensors) -> Me:
+    """A client that stands nowhere, to see the shapes of what clients send."""
+    classes = len(params["head.bias"]) if "head.bias" in params else len(params["head.weight"])
+    number, weight = torch.zeros((), dtype=torch.int64), next(iter(params.values())).new_zeros(())
+    yes, seen = torch.tensor(True), torch.zeros(classes, dtype=torch.bool)
+    return Me(number, number, yes, yes, weight, weight, seen.expand(config.tasks, -1), seen, number, number)

@@ -1,0 +1,140 @@
+"""A client on a disk of its own: what a real site does with each message of the server.
+
+Everything a site must not lose lies in its directory: state and position under `checkpoint/` (results/checkpoint.py),
+and what predicts as a client directory (results/client_dir.py). Nothing lives in memory between two messages, so a
+process may be killed at any moment; a message that comes twice changes nothing twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmes.engines.client_data import Site
+from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
+from fedmes.errors import UserError
+from fedmes.methods.base import Method
+from fedmes.results import checkpoint
+from fedmes.tensors import Tensors, broken, pick, put
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that leaves a site: what the method uploads, and a few facts and numbers about it."""
+
+    upload: Tensors = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Desk:
+    """One client's part in one federation, in a directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        method: Method,
+        initial: Tensors,
+        site: Site,
+        save_predictor: Callable[[Tensors, int], None],
+        *,
+        scheduled: bool,
+    ) -> None:
+        """`scheduled`: the plan speaks of the server's rounds, as in a simulation; else of the rounds that this site
+        has taken part in, with one task after the other as they arrive."""
+        self.directory, self.method, self.site, self.scheduled = directory, method, site, scheduled
+        self.initial, self.save_predictor = initial, save_predictor
+        self.st = method.init(initial, site.me())
+        self.kept: Tensors = {}  # of the server's state, what comes only when it has changed; and which version it is
+        # the server's last round here, own rounds so far, the tasks begun and ended last
+        self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {"attended": 0}
+        self.saves, self.received = 0, False
+        if (found := checkpoint.latest(directory)) is not None:
+            tensors, stored = found
+            try:  # in its own order, which decides how sums round
+                self.st = {name: tensors[f"client.{name}"] for name in self.st}
+                self.kept = pick(tensors, "kept")
+                self.about = {name: int(stored[name]) for name in self.about}
+                self.saves = int(stored["saves"])
+            except KeyError as error:
+                raise UserError(f"{directory}: its state is of another method or model ({error} is missing)") from None
+
+    def hello(self) -> Answer:
+        """Who this is and where it stands."""
+        now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
+        waiting = bool((self.site.plan.position[now:] >= 0).any())
+        return self._answer(client=int(self.site.index), round=self.about["round"], waiting=waiting)
+
+    def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
+        """The server's state, put together from what comes each time and what came earlier."""
+        if kept is not None:
+            self.kept, self.about["version"], self.received = kept, version, True
+        if self.about["version"] != version:
+            raise UserError("a part of the server's state that was sent before is not here")
+        return sent | self.kept
+
+    @torch.no_grad()
+    def train(self, g: int, bc: Tensors) -> Answer:
+        """Take part in the server's round g."""
+        again = self.about["round"] == g
+        if self.about["round"] > g:
+            raise UserError(f"{self.directory} has done round {self.about['round'] + 1} and is asked for {g + 1}")
+        now = g if self.scheduled else self.about["attended"] - again
+        plan = self.site.plan
+        work = plan.round(now)
+        waiting = bool((plan.position[now + 1 :] >= 0).any())
+        if work is None:
+            if self.received:  # what was sent once is not sent again
+                self._save()
+            return self._answer(waiting=waiting, ended=plan.ends(now) == self.about["begun"])
+        start = time.perf_counter()
+        if not again:
+            # Who was away when a task ended or began makes up for it.
+            late = self._end_task() if self.about["begun"] != work.position else {}
+            work = replace(work, first=self.about["begun"] != work.position)
+            self.st = tidy(client_round(self.method, self.st | late, bc, work, self.site))
+            self.about |= {"round": g, "attended": self.about["attended"] + 1, "begun": work.position}
+            self._save()
+        upload = self.method.upload(self.st, self.site.me(work))
+        return self._answer(
+            broken(upload) if work.broken else upload,
+            waiting=waiting,
+            ended=plan.ends(now) is not None,
+            position=work.position,
+            index=work.index,
+            samples=len(work.samples),
+            report={name: float(value) for name, value in self.method.report(self.st, bc).items()},
+            seconds=time.perf_counter() - start,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, bc: Tensors) -> Answer:
+        """End the task, keep what predicts, and score it on the site's own test data."""
+        if late := self._end_task():
+            self.st = self.st | late
+        self._save()
+        position = self.about["begun"]
+        ready = client_predictor(self.method, self.st, bc, position, self.site)
+        self.save_predictor(ready, position)
+        me = self.site.me(self.site.plan.last_round(position))
+        return self._answer(position=position, accuracy=client_score(self.method, ready, position, self.site, me))
+
+    def _end_task(self) -> Tensors:
+        """What changes at the end of the task at hand, once."""
+        begun = self.about["begun"]
+        if self.about["ended"] == begun:
+            return {}
+        self.about["ended"] = begun
+        return self.method.end_task(self.st, self.site.me(self.site.plan.last_round(begun)))
+
+    def _answer(self, upload: Tensors | None = None, **facts: Any) -> Answer:
+        return Answer(upload or {}, {"version": self.about["version"], **facts})
+
+    def _save(self) -> None:
+        self.saves, self.received = self.saves + 1, False
+        tensors = put("client", self.st) | put("kept", self.kept)
+        checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})

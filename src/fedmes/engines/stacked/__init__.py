@@ -1,0 +1,1 @@
+"""All clients of all seeds as one computation."""

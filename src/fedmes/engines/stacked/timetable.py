@@ -1,0 +1,99 @@
+"""Who is trained when: clients of unequal length on a fixed number of slots, without idle ones.
+
+A stacked step has a fixed width, but clients have different numbers of batches; padding everybody to the longest would
+waste a third of the work. So a round has `width` slots and as many steps as the longest client needs (or, if there are
+fewer slots than that takes, as many as all of them together need), and clients are laid end to end on the slots, cut
+where a slot is full. A client that is cut begins at the start of the next slot and ends at the end of the one before:
+never in two slots at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmes.common.keyed_random import Ints
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """[step, seed, slot] tables; -1: nobody."""
+
+    client: Ints
+    own_step: Ints  # which of its own steps the client makes
+
+    @property
+    def length(self) -> int:
+        return len(self.client)
+
+    def changes(self) -> list[tuple[int, Ints, Ints]]:
+        """(before step, who comes [(seed, slot, client)], who goes [(seed, slot, client)]), in order."""
+        nobody = np.full_like(self.client[:1], -1)
+        padded = np.concatenate([nobody, self.client, nobody])
+        differ = padded[1:] != padded[:-1]
+        return [
+            (int(step), _triples(padded[step + 1], differ[step]), _triples(padded[step], differ[step]))
+            for step in np.flatnonzero(differ.any(axis=(1, 2)))
+        ]
+
+
+def _triples(clients: Ints, where: np.ndarray) -> Ints:
+    seed, slot = np.nonzero(where & (clients >= 0))
+    return np.stack([seed, slot, clients[seed, slot]], axis=1).astype(np.int64)
+
+
+def share_out(steps: Ints, lanes: int) -> Ints:
+    """steps[seed, client] as [lane, seed, client]: each client in one lane, the longest first to the emptiest."""
+    shared = np.zeros((lanes, *steps.shape), np.int64)
+    for seed, row in enumerate(steps):
+        load = [0] * lanes
+        for k in np.argsort(-row, kind="stable").tolist():
+            lane = load.index(min(load))
+            shared[lane, seed, k] = row[k]
+            load[lane] += int(row[k])
+    return shared
+
+
+OVERHEAD = 3  # what a step costs besides its slots, in slots (measured, GPU and CPU)
+
+
+def width_for(steps: Ints, limit: int) -> int:
+    """The number of slots a seed that makes a run shortest, for steps[round, seed, client]."""
+    longest, total = steps.max(axis=(1, 2)), steps.sum(axis=2).max(axis=1)  # by round
+
+    def cost(width: int) -> int:
+        return int(np.maximum(longest, -(-total // width)).sum()) * (steps.shape[1] * width + OVERHEAD)
+
+    return min(range(1, min(limit, steps.shape[2]) + 1), key=cost)
+
+
+def length_for(steps: Ints, width: int) -> int:
+    """How many steps a round takes, for steps[seed, client]."""
+    return max(int(steps.max()), int(-(-steps.sum(axis=1).max() // width)))
+
+
+def make(steps: Sequence[Sequence[int]] | Ints, width: int) -> Timetable:
+    """The timetable of one round, for steps[seed, client]."""
+    counts = np.asarray(steps, np.int64)
+    length = length_for(counts, width)
+    client = np.full((len(counts), width * length), -1, np.int64)
+    own = np.zeros_like(client)
+    for seed, row in enumerate(counts.tolist()):
+        begin = 0
+        for k, count in enumerate(row):
+            if count == 0:
+                continue
+            end = begin + count
+            cut = begin - begin % length + length  # where the slot is full
+            late = max(0, min(end, cut) - begin)  # steps in this slot; the others come first, in the next slot
+            client[seed, begin:end] = k
+            own[seed, begin : begin + late] = np.arange(count - late, count)
+            own[seed, begin + late : end] = np.arange(count - late)
+            begin = end
+
+    def table(line: Ints) -> Ints:
+        return np.ascontiguousarray(line.reshape(len(counts), width, length).transpose(2, 0, 1))
+
+    return Timetable(table(client), table(own))

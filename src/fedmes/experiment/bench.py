@@ -1,0 +1,159 @@
+"""Client-steps a second on the device at hand: a plain hand-written PyTorch loop, the loop engine, the stacked engine.
+
+All three do the same FedMeS rounds on the same made-up images: the lambda pass, two gradients a step, the choice of
+rule, Adam, and averaging. The plain loop below is what somebody would write without this package.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedmes import config as configuration
+from fedmes.common import keyed_random
+from fedmes.engines.base import Engine
+from fedmes.engines.devices import numerics
+from fedmes.engines.loop import LoopEngine
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment.prepare import Prepared, prepare
+from fedmes.models import networks
+
+SHAPES = {"mlp": (8, 1, 2), "cnn2": (28, 1, 6), "cnn6": (32, 3, 10)}  # image size, channels, classes a task
+CLIENTS = 10
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    replicas: int
+    plain_client_steps_per_s: float
+    loop_client_steps_per_s: float
+    stacked_client_steps_per_s: float
+    speedup: float  # stacked over plain
+    auto: str  # the engine that --engine auto takes
+
+
+def measure(model: str, seeds: int, device: str, precision: str, compiled: bool | str = "auto") -> Row:
+    """One row; the two sequential ways are timed on the first seed's clients: their rate is the same for the others."""
+    prepared = _prepared(model, seeds, device, precision, compiled)
+    first = replace(prepared, federations=prepared.federations[:1])
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    with numerics(prepared.config):
+        plain = _plain_rate(first)  # before anything else: it is slower in a process where lanes have run
+        stacked = _rate(StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile)), prepared)
+    with numerics(prepared.config.with_({"engine.name": "loop"})):
+        loop = _rate(LoopEngine(first.method, first.federations, first.samples), first)
+    auto = prepare(configuration.load(None, _options(model, 1, device, precision) | {"engine": "auto"})).config
+    return Row(model, CLIENTS * seeds, plain, loop, stacked, stacked / plain, auto.engine.name)
+
+
+def _options(model: str, seeds: int, device: str, precision: str) -> dict[str, Any]:
+    size, channels, classes = SHAPES[model]
+    quick = device == "cpu" and model != "mlp"  # a convolutional step takes a second there
+    return {
+        "benchmark": "synthetic", "method": "fedmes", "model": model, "clients": CLIENTS, "tasks": 10,
+        "rounds": 3, "epochs": 1 if quick else 10, "batch": 40, "memory": 150, "seeds": list(range(seeds)),
+        "device": device, "engine.precision": precision, "synthetic.classes": classes, "synthetic.channels": channels,
+        "synthetic.train": 100, "synthetic.test": 1, "data.image_size": size, "stream.frac": 8 if quick else 50,
+    }  # fmt: skip
+
+
+def _prepared(model: str, seeds: int, device: str, precision: str, compiled: bool | str) -> Prepared:
+    options = _options(model, seeds, device, precision)
+    return prepare(configuration.load(None, options | {"engine": "stacked", "engine.compile": compiled}))
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _timed(device: torch.device, work: Callable[[], object]) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _rate(engine: Engine, prepared: Prepared) -> float:
+    """Steps a second in the fourth task, with a filled memory; its first round is for warming up."""
+    warm = 3 * prepared.config.rounds
+    engine.round(warm)
+    rounds = [warm + 1] if prepared.config.epochs == 1 else [warm + 1, warm + 2]
+    steps = sum(plan.steps(g) for f in prepared.federations for plan in f.plans for g in rounds)
+    return steps / _timed(prepared.samples.device, lambda: [engine.round(g) for g in rounds])
+
+
+# --- the plain loop ------------------------------------------------------------------------------------------------
+
+
+def _plain_rate(prepared: Prepared) -> float:
+    config, federation, samples = prepared.config, prepared.federations[0], prepared.samples
+    device = samples.device
+    shape, classes = prepared.source.dataset.shape, len(prepared.source.dataset.class_names)
+    module = networks.build(networks.MODELS[config.model.name], config.model.name, shape, classes, 0).to(device)
+    offset, divisor = (table[0] for table in samples.scale(federation.normalisation))
+    images = ((samples.x.float() - offset) / divisor).permute(0, 3, 1, 2).contiguous()
+    tasks = []
+    for plan in federation.plans:
+        rows, memory = plan.rows[plan.samples[3]], plan.rows[plan.memory[3]]
+        seen = torch.from_numpy(plan.seen[3]).to(device)
+        tasks.append((torch.from_numpy(rows).to(device), torch.from_numpy(memory).to(device), seen))
+    received = [p.detach().clone() for p in module.parameters()]
+    work = lambda r: _plain_round(module, received, tasks, images, samples.y, config, r)  # noqa: E731
+    work(0)
+    rounds = [1] if config.epochs == 1 else [1, 2]
+    steps = len(rounds) * sum(config.epochs * -(-len(rows) // config.batch) for rows, _, _ in tasks)
+    return steps / _timed(device, lambda: [work(r) for r in rounds])
+
+
+def _plain_round(
+    module: nn.Module,
+    received: list[Tensor],
+    tasks: list[tuple[Tensor, Tensor, Tensor]],
+    images: Tensor,
+    labels: Tensor,
+    config: Any,
+    seed: int,
+) -> None:
+    """One FedMeS round, one client after the other."""
+    generator = torch.Generator().manual_seed(keyed_random.seed62(seed, "bench"))
+    params = list(module.parameters())
+    bf16 = config.engine.precision == "bf16"
+
+    def loss_of(rows: Tensor, seen: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+            logits = module.head(module.features(images[rows]))  # type: ignore[operator]
+        return F.cross_entropy(logits.float().masked_fill(~seen, -1e9), labels[rows])
+
+    uploads = []
+    for rows, memory, seen in tasks:
+        with torch.no_grad():
+            for p, r in zip(params, received, strict=True):
+                p.copy_(r)
+            lam = 2 * torch.sigmoid(1 / loss_of(rows, seen))
+        optimizer = torch.optim.Adam(params, lr=config.optim.lr)
+        for _ in range(config.epochs):
+            for batch in rows[torch.randperm(len(rows), generator=generator).to(rows.device)].split(config.batch):
+                chosen = memory[torch.randperm(len(memory), generator=generator)[: config.batch].to(memory.device)]
+                g = torch.autograd.grad(loss_of(batch, seen), params)
+                gm = torch.autograd.grad(loss_of(chosen, seen), params)
+                inner = sum((a * b).sum() for a, b in zip(g, gm, strict=True))
+                if inner >= 0:
+                    direction = [a + lam * (p.detach() - r) for a, p, r in zip(g, params, received, strict=True)]
+                else:
+                    along = inner / sum((b * b).sum() for b in gm)
+                    direction = [a - along * b for a, b in zip(g, gm, strict=True)]
+                for p, d in zip(params, direction, strict=True):
+                    p.grad = d
+                optimizer.step()
+        uploads.append([p.detach().clone() for p in params])
+    for r, *sent in zip(received, *uploads, strict=True):
+        r.copy_(torch.stack(sent).mean(0))

@@ -1,0 +1,69 @@
+"""Will a run fit on the disk? An estimate of all it writes, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from fedmes.engines.client_data import Site
+from fedmes.errors import UserError
+from fedmes.experiment.prepare import Prepared
+from fedmes.results import checkpoint
+from fedmes.tensors import Tensors, cast, pick
+
+ROW, NUMBER = 200, 8  # bytes of a line of rounds.csv or a checkpoint, and of a number in split.json
+
+
+def check(prepared: Prepared, directory: Path) -> None:
+    """Refuse a run that its disk has no room for."""
+    state, results = estimate(prepared)
+    copies = 0 if prepared.config.checkpoint.every == "never" else checkpoint.GENERATIONS + 1  # one while it is written
+    there = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
+    free = shutil.disk_usage(there).free + _taken(directory)
+    needed = copies * state + results
+    if needed > free:
+        raise UserError(
+            f"out: {directory} needs about {_size(needed)} (checkpoints {copies} x {_size(state)}, results "
+            f"{_size(results)}), and {_size(free)} are free; choose another place, or fewer seeds or clients"
+        )
+
+
+@torch.no_grad()
+def estimate(prepared: Prepared) -> tuple[int, int]:
+    """Bytes of one checkpoint, and of the results."""
+    config, method, federations, samples = prepared.config, prepared.method, prepared.federations, prepared.samples
+    initial = cast(federations[0].initial, samples.device, samples.dtype)
+    site = Site(0, federations[0], samples, config)
+    server, client = method.server(initial), method.init(initial, site.me())
+    plans = [plan for f in federations for plan in f.plans]
+    rows = sum(int(plan.active.sum()) for plan in plans) * ROW
+    tables = 2 * 8 * len(plans) * config.tasks**2
+    results = rows + tables + NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
+    if config.output.models == "all":
+        predictor = pick(method.ready(client, server, site.store(0)), "w")
+        image = prepared.source.dataset.x[:1].nbytes
+        memories = sum(min(plan.capacity, len(plan.rows)) for plan in plans) * image
+        results += len(plans) * _bytes(predictor) + memories
+        results += len(federations) * (_bytes(initial) + _bytes(pick(server, "w")))
+    return len(plans) * _bytes(client) + len(federations) * _bytes(server) + rows + tables, results
+
+
+def _bytes(tensors: Tensors) -> int:
+    return sum(t.nbytes for t in tensors.values())
+
+
+def _taken(directory: Path) -> int:
+    """What the directory holds already, and the run will replace."""
+    return sum(os.stat(path).st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _size(number: int) -> str:
+    amount, unit = float(number), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 1000 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{amount:.3g} {unit}"

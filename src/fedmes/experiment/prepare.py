@@ -1,0 +1,255 @@
+"""From a configuration to all that training needs: data and streams, network and method, each client's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedmes.common import keyed_random, limits, plugins
+from fedmes.config.options import Config
+from fedmes.data.dataset import Normalisation
+from fedmes.engines import capacity
+from fedmes.engines.client_data import Federation, Samples
+from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.errors import UserError
+from fedmes.methods import METHODS
+from fedmes.methods.base import Method
+from fedmes.models import networks
+from fedmes.models.functional import Net
+from fedmes.scenario import own
+from fedmes.scenario.benchmarks import open_benchmark
+from fedmes.scenario.extend import followed_by, most_tasks
+from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.source import Source
+from fedmes.scenario.stream import Stream, with_absences
+from fedmes.tensors import Tensors, grown
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with nothing left open, and everything a run needs."""
+
+    config: Config
+    source: Source
+    federations: list[Federation]
+    method: Method
+    samples: Samples
+    readings: Mapping[str, tuple[Config, Method]] = field(default_factory=dict)  # other ways to judge the same training
+
+
+def prepare(
+    config: Config,
+    given: Mapping[str, Callable[..., Any]] | None = None,
+    readings: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Prepared:
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here.
+    `readings`: options of other ways to judge the same training, by name."""
+    given = dict(given or {})  # a model or method of one's own
+    if "method" not in given:  # a wrong name is said before data is read
+        given["method"] = plugins.resolve("method", config.method, METHODS)
+    device = pick_device(config.device)
+    source = open_source(config)
+    streams = open_streams(config, source)
+    config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
+    config.capacities()  # a list of the wrong length is refused here
+    classes = (*source.earlier, len(source.dataset.class_names))
+    config, method, initial = _blueprint(config, source.dataset.shape, classes, given)
+    if method.store == "all":
+        config = _keep_all(config, streams)
+    capacities = [0] * config.clients if method.store == "none" else config.capacities()
+    work = _work(config, method)
+    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
+    normalisation = source.normalisation(streams[0]) if fixed else None
+    federations = [
+        Federation(
+            stream,
+            [Plan(stream, k, size, work, source.dataset.y) for k, size in enumerate(capacities)],
+            params,
+            normalisation if fixed else source.normalisation(stream),
+        )
+        for stream, params in zip(streams, initial, strict=True)
+    ]
+    samples = Samples(source.dataset, device, dtype_of(config))
+    capacity.check(method, federations, samples)
+    if config.engine.name == "stacked" and config.engine.stack is None:
+        config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
+    others = {}
+    for name, options in (readings or {}).items():
+        with suppress(UserError):  # one that cannot be had is left out; asked for by itself, it says why
+            others[name] = _blueprint(config.with_(options), source.dataset.shape, classes, given)[:2]
+    return Prepared(config, source, federations, method, samples, others)
+
+
+def prepare_site(config: Config, name: str, data: Path) -> Prepared:
+    """What a real site needs for its part: its own data, in the classes and sizes that the federation agreed on."""
+    agreed = config.federation
+    if config.memory.policy == "fifo" and config.memory.per_task is None:
+        raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
+    source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
+    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),))
+    normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    federations = []
+    for seed, params in zip(config.seeds, initial, strict=True):
+        stream = source.stream(seed)
+        if stream.tasks > config.tasks:
+            raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
+        size = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
+        plan = Plan(stream, 0, size, _work(config, method), source.dataset.y, room=config.tasks)
+        federations.append(Federation(stream, [plan], params, normalisation))
+    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
+    return Prepared(config, source, federations, method, samples)
+
+
+def _blueprint(
+    config: Config,
+    shape: tuple[int, ...],
+    classes: tuple[int, ...],
+    given: Mapping[str, Callable[..., Any]] | None = None,
+) -> tuple[Config, Method, list[Tensors]]:
+    """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
+    a server knows that never sees any data. `classes`: how many there were each time that some were added."""
+    given = given or {}
+    make_method = given.get("method") or plugins.resolve("method", config.method, METHODS)
+    make_model = given.get("model") or plugins.resolve("model", config.model.name, networks.MODELS)
+    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
+    config = _settle_engine(config, nets[0].stackable(shape))
+    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
+    settled = {"memory.policy": _policy(config, method)} | dict(method.in_force)
+    return config.with_(settled), method, [net.initial for net in nets]
+
+
+def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
+    """A configuration that real sites agree on with nothing left open, its method, and what it begins with."""
+    agreed = config.federation
+    shape = tuple(agreed.shape)
+    device = pick_device(config.device).type
+    config = config.with_({"clients": len(agreed.sites), "model.name": _model(config, shape), "device": device})
+    return _blueprint(config, shape, (len(agreed.classes),))
+
+
+def agreement(config: Config) -> Config:
+    """The configuration under which clients of own data become real sites: what they must agree on is read off the
+    data, of which the server then needs nothing more. How many tasks will come need not be known."""
+    source = open_source(config)
+    stream = source.stream(config.seeds[0])
+    normalisation = source.normalisation(stream)
+    agreed: dict[str, Any] = {
+        "federation.sites": [client.name for client in stream.clients],
+        "federation.classes": list(source.dataset.class_names),
+        "federation.shape": list(source.dataset.shape),
+        "clients": len(stream.clients),
+        "tasks": stream.tasks,
+        "engine.name": "flower",
+    }
+    if normalisation is not None:
+        agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
+    content = config.with_(agreed).as_dict()
+    content["data"].pop("path")
+    return Config.model_validate(content)
+
+
+def open_source(config: Config) -> Source:
+    """The data: a benchmark's or one's own, and what further own data follows."""
+    size, rounds, arrival = config.data.image_size, config.rounds, config.stream.arrival
+    tables = [own.read(Path(path), size) for path in config.data.more]
+    if config.data.path is not None:
+        source = own.open_own(Path(config.data.path), size, rounds, arrival)
+    elif (first := config.tasks - most_tasks(tables)) > 0:
+        limits.check_schedule(config.clients, config.tasks * config.rounds)
+        source = open_benchmark(config.with_({"tasks": first}))
+    else:
+        raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
+    for path, table in zip(config.data.more, tables, strict=True):
+        source = followed_by(source, table, Path(path), rounds, arrival)
+    return source
+
+
+def open_streams(config: Config, source: Source) -> list[Stream]:
+    absences = config.server.fraction, config.faults.drop
+    return [with_absences(source.stream(seed), *absences) for seed in config.seeds]
+
+
+# --- what is left open -----------------------------------------------------------------------------------------------
+
+
+def _settle(config: Config, source: Source, clients: int, tasks: int, device: str) -> Config:
+    """Fill in what the data decides, and what `auto` means."""
+    if config.data.path is not None:
+        for name, found in (("clients", clients), ("tasks", tasks)):
+            asked = getattr(config, name)
+            if name in config.model_fields_set and asked != found:
+                raise UserError(f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out")
+    model = _model(config, source.dataset.shape)
+    return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
+
+
+def _model(config: Config, shape: tuple[int, ...]) -> str:
+    """The network by name: what was asked for, or what suits the data."""
+    if config.model.name != "auto":
+        return config.model.name
+    return "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
+
+
+def _settle_engine(config: Config, stackable: bool) -> Config:
+    engine = config.engine.name
+    if engine == "auto":  # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
+        small = config.model.name in ("linear", "mlp")
+        engine = "stacked" if stackable and (config.device == "cuda" or small) else "loop"
+    if engine == "stacked" and not stackable:
+        raise UserError(f"model {config.model.name} has a layer that cannot be stacked; use --engine loop")
+    compiled = config.device == "cuda" if config.engine.compile == "auto" else config.engine.compile
+    settled: dict[str, Any] = {"engine.name": engine, "engine.compile": compiled and engine == "stacked"}
+    if engine == "flower":  # sites keep every round, and the server must not fall behind them
+        settled["checkpoint.every"] = "round"
+    return config.with_(settled)
+
+
+def _policy(config: Config, method: Method) -> str:
+    """Which samples a memory keeps. A FIFO must know how many tasks will come, and real sites do not."""
+    if config.memory.policy is not None:
+        return config.memory.policy
+    unknown = config.federation.sites and config.memory.per_task is None
+    return "ring" if method.policy == "fifo" and unknown else method.policy
+
+
+def _keep_all(config: Config, streams: list[Stream]) -> Config:
+    """To keep all samples is to have a memory as large as each client's data."""
+    met = [[sum(len(task.train) for task in client.tasks) for client in stream.clients] for stream in streams]
+    sizes = np.max(met, axis=0).tolist()
+    return config.with_({"memory.size": sizes, "memory.per_task": max(sizes), "memory.policy": "fifo"})
+
+
+def _work(config: Config, method: Method) -> Work:
+    assert config.memory.policy is not None
+    return Work(
+        epochs=config.epochs,
+        batch=config.batch,
+        memory_batch=config.memory.batch or config.batch,
+        per_task=config.memory.per_task,
+        policy=config.memory.policy,
+        hold_back=method.tune is not None,
+        walk=method.walk,
+        broken=config.faults.nan,
+    )
+
+
+def _net(
+    config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: tuple[int, ...], seed: int
+) -> Net:
+    """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
+    options = networks.options(config)
+    start = keyed_random.seed62(seed, "init")
+    net = None
+    for count in dict.fromkeys(classes):
+        small, net = net, Net(networks.build(factory, config.model.name, shape, count, start, **options), shape, count)
+        if small is not None:
+            net.initial = {name: grown(small.initial[name], p) for name, p in net.initial.items()}
+    assert net is not None
+    return net

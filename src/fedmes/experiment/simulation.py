@@ -1,0 +1,94 @@
+"""Flower's simulation: the sites of one experiment as actors of Ray on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedmes.config.options import Config
+from fedmes.engines.base import Engine
+from fedmes.engines.client_data import Site
+from fedmes.engines.flower.client import client_app
+from fedmes.engines.flower.engine import FlowerEngine
+from fedmes.engines.flower.site import Desk
+from fedmes.experiment.prepare import Prepared, prepare
+from fedmes.results import client_dir
+from fedmes.tensors import Tensors, cast
+
+# --- whose desk it is -------------------------------------------------------------------------------------------------
+
+
+def simulated_desk(directory: Path, config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
+    """A client of a simulation, in its client directory of the run."""
+    prepared, k = _prepared(config.model_dump_json(by_alias=True)), int(node["partition-id"])
+    plan = prepared.federations[s].plans[k]
+    return plan.name, _desk(prepared, s, k, directory / f"seed{config.seeds[s]}" / f"client{k}", scheduled=True)
+
+
+@lru_cache(maxsize=1)
+def _prepared(config: str) -> Prepared:
+    return prepare(Config.model_validate_json(config))
+
+
+def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) -> Desk:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    samples, config = prepared.samples, prepared.config
+    federation = prepared.federations[s]
+    column = k if scheduled else 0  # a site of its own knows no other clients
+    site = Site(column, federation, samples, config, client=k)
+    initial = cast(federation.initial, samples.device, samples.dtype)
+    dataset = prepared.source.dataset
+
+    def save(ready: Tensors, position: int) -> None:
+        client_dir.save_client(
+            directory, config, dataset, federation.normalisation, site.plan, ready, position=position
+        )
+
+    return Desk(directory, prepared.method, initial, site, save, scheduled=scheduled)
+
+
+T = TypeVar("T")
+
+
+def with_sites(prepared: Prepared, directory: Path, resume: bool, grid: Grid | None, work: Callable[[Engine], T]) -> T:
+    """Work with every client on a site of its own; without a grid, in Flower's simulation."""
+    config = prepared.config
+    done: list[T] = []
+
+    def serve(grid: Grid) -> None:
+        initial = [federation.initial for federation in prepared.federations]
+        done.append(work(FlowerEngine(prepared.method, initial, config, grid)))
+
+    if grid is not None:
+        serve(grid)
+    else:
+        if not resume:  # what an earlier run's sites have done is no part of this one
+            for folder in directory.glob("seed*/client*"):
+                shutil.rmtree(folder)
+        _simulate(config, directory, serve)
+    return done[0]
+
+
+def _simulate(config: Config, directory: Path, serve: Callable[[Grid], None]) -> None:
+    """All sites on this machine, each message to one of them in a worker process of Flower's simulation."""
+    from flwr.simulation import run_simulation
+
+    app, sites = ServerApp(), client_app(partial(simulated_desk, directory))
+    failed: list[BaseException] = []
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            serve(grid)
+        except BaseException as error:  # to be raised where the simulation was asked for
+            failed.append(error)
+
+    run_simulation(app, sites, config.clients, backend_config={"client_resources": {"num_cpus": 1.0}})
+    if failed:
+        raise failed[0]

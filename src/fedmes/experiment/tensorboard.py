@@ -1,0 +1,55 @@
+"""Event files for TensorBoard, written while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmes.errors import UserError
+from fedmes.experiment.recorder import Listener, Progress
+from fedmes.results import metrics
+from fedmes.results.run_dir import ROUND_COLUMNS
+
+SCORES = {
+    "acc": "oblivious", "acc_masked": "masked",
+    "acc_nolip": "oblivious_nolip", "acc_masked_nolip": "masked_nolip",
+}  # fmt: skip
+NUMBERS = ("acc_all", "fr", "acc_final", "fr_final")
+QUANTITIES = [name for name in ROUND_COLUMNS if name not in ("seed", "task", "round", "client", "reason")]
+
+
+@contextmanager
+def event_files(directory: Path, seeds: Sequence[int]) -> Iterator[Listener]:
+    """A listener that writes a folder a seed. Steps are communication rounds: after each, the mean over clients of
+    every column of `rounds.csv`; where a client has finished a task, the metrics of `result.json` as they stand."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError("--tensorboard: TensorBoard is not installed; pip install 'fedmes[tensorboard]'") from None
+    writers: list[Any] = []
+
+    def listener(now: Progress) -> None:
+        step = now.rounds_done
+        if not writers:  # what an earlier attempt wrote of this round and later ones does not count
+            writers.extend(SummaryWriter(str(directory / f"seed{seed}"), purge_step=step) for seed in seeds)
+        for place, (seed, writer) in enumerate(zip(seeds, writers, strict=True)):
+            rows = [row for row in now.rows if row["seed"] == seed]
+            for name in QUANTITIES:
+                values = [float(row[name]) for row in rows if row.get(name) is not None]
+                if values:
+                    writer.add_scalar(f"round/{name}", float(np.mean(values)), step)
+            for name, table in now.scores.items():
+                found = metrics.summary(table[place : place + 1])
+                for number in NUMBERS:
+                    if (mean := found[number]["mean"]) is not None:
+                        writer.add_scalar(f"{SCORES[name]}/{number}", mean, step)
+
+    try:
+        yield listener
+    finally:
+        for writer in writers:
+            writer.close()

@@ -1,0 +1,141 @@
+"""The method contract: one client's mathematics as pure tensor functions.
+
+A method is written once, for one client, and never knows where it runs. Engines call its functions for one client after
+the other, for all clients at once (`torch.func.vmap`), or on a site of its own. Hence the rules of the house:
+
+* no Python branch on a tensor's value (`torch.where`, masks), nothing in place, no randomness of its own;
+* what a client keeps is a flat dictionary of tensors; a client function returns only the entries it changes;
+* state entries are named `part.name`, for example `w.head.weight` for a model's weights or `opt.c1` for an optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors
+
+if TYPE_CHECKING:
+    from fedmes.config.options import Config
+
+
+class Batch(NamedTuple):
+    """Samples of one client; also the memory, whole or a part of it."""
+
+    x: Tensor  # [B, ...] normalised
+    y: Tensor  # [B] class ids
+    mask: Tensor  # [B] 1, or 0 for padding
+    scope: Tensor  # [B, C] the classes in the softmax of each sample
+    task: Tensor  # [B] the position of the task each sample belongs to
+
+
+class Me(NamedTuple):
+    """Where a client stands, as 0-dim tensors."""
+
+    client: Tensor
+    position: Tensor  # which of its tasks, from 0
+    first: Tensor  # is this the first (last) round at this position that the client takes part in?
+    last: Tensor
+    lr: Tensor
+    samples: Tensor  # how many training samples this round walks
+    blocks: Tensor  # [T, C] the classes of each task's block
+    seen: Tensor  # [C] the classes met so far, this task's included
+    epoch: Tensor  # only moving within `step`
+    key: Tensor  # a random number of (seed, client, round); in `step`, for dropout, another one each time
+
+
+class Method:
+    """The functions an engine calls, in this order; `bc` is the server's state as broadcast.
+
+    Defaults do nothing. `fedmes.methods.fedavg.FedAvg` is the plainest whole method and what others build on.
+    """
+
+    walk: ClassVar[str] = "task"  # the samples an epoch walks: the current task's, or those of all tasks "seen"
+    store: str = "none"  # what a client keeps of its samples: nothing, a "memory", or "all" of them
+    policy: ClassVar[str] = "fifo"  # which samples a memory keeps, unless memory.policy says otherwise
+    in_force: Mapping[str, object] = {}  # options that were left open, as the method settles them
+    # (st, bc, batch) -> sums over the round's samples, added up in chunks before `begin_round`; None: no such pass
+    measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
+    # (ready, batch, scope[C]) -> sums over the held-back samples of all tasks so far, added up before `tuned`;
+    # None: nothing is held back from training
+    tune: Callable[[Tensors, Batch, Tensor], Tensors] | None = None
+
+    def __init__(self, net: Net, config: Config) -> None:
+        self.net = net
+        self.config = config
+
+    # on the server
+    def server(self, params: Tensors) -> Tensors:
+        """The server's state before the first round."""
+        raise NotImplementedError
+
+    def aggregate(self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor) -> Tensors:
+        """The server's new state. Uploads are stacked by client, [n, ...]; present [n] says who took part and sent what
+        can be used, and nothing of the others counts."""
+        raise NotImplementedError
+
+    def sent_down(self, server: Tensors) -> tuple[Tensors, Tensors]:
+        """What a client receives in every round, and what besides in the first round of each of its tasks. Entries are
+        chosen here, and masks made value by value: several servers' states may come stacked."""
+        return server, {}
+
+    # on a client, in training
+    def init(self, params: Tensors, me: Me) -> Tensors:
+        """A client's state before its first round."""
+        raise NotImplementedError
+
+    def begin_task(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
+        """Before the broadcast is taken over in the first round of a task."""
+        return {}
+
+    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
+        raise NotImplementedError
+
+    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
+        """One mini-batch; `mem` is a batch of the memory, empty while there is none."""
+        raise NotImplementedError
+
+    def end_round(self, st: Tensors, bc: Tensors, me: Me) -> Tensors:
+        """After a round's last step, while `bc` is still what the round began with."""
+        return {}
+
+    def upload(self, st: Tensors, me: Me) -> Tensors:
+        """What leaves the client, and nothing else does. An entry `name#mask` marks the part of `name` that is sent
+        (engines/wire.py)."""
+        raise NotImplementedError
+
+    def report(self, st: Tensors, bc: Tensors) -> Tensors:
+        """Numbers about the round just trained, for `rounds.csv`."""
+        return {}
+
+    def end_task(self, st: Tensors, me: Me) -> Tensors:
+        """After the last round of a task."""
+        return {}
+
+    # on a client, in use
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        """What predicts: model entries `w.*`, and whatever else `predict` needs."""
+        raise NotImplementedError
+
+    def recall(self, params: Tensors, store: Batch) -> Tensors:
+        """The entries `store.*` of `ready`: what the stored samples are to the weights that predict. A client directory
+        keeps the samples and not these, which are made again when it is opened."""
+        return {}
+
+    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
+        """The entries of `ready` that the sums of `tune` decide."""
+        return {}
+
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
+        """Class probabilities [B, C], zero outside the scope [C], under "acc" and, where the method has a part beside
+        the network, under "nolip" without it. `task` is the position the samples belong to, -1 where nobody tells."""
+        raise NotImplementedError
+
+    def explain(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> Tensors:
+        """What `predict` says and what it rests on, in one pass: where a memory votes, also its probabilities "memory"
+        [B, C], whether it "voted" [B], and "distance" and "index" of the nearest stored samples [B, K]. Who overrides
+        `predict` there overrides this too. Of `me`, only position, blocks and seen are known outside of a run."""
+        return self.predict(ready, x, scope, task, me)

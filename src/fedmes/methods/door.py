@@ -1,0 +1,26 @@
+"""Everything that an author of methods needs, in one place; `fedmes.methods` hands it out."""
+
+from fedmes.methods.base import Batch, Me, Method
+from fedmes.methods.ditto import Ditto
+from fedmes.methods.fedagem import FedAGEM
+from fedmes.methods.fedavg import FedAvg
+from fedmes.methods.fedmes import FedMeS
+from fedmes.methods.fedmes_plus import FedMeSPlus
+from fedmes.methods.fedprox import FedProx
+from fedmes.methods.fedrep import FedRep
+from fedmes.methods.fedweit import FedWeIT
+from fedmes.methods.flwf import FLwF, FLwF2T
+from fedmes.methods.knn import MemoryVote, Voting, kernel_exponent, mix, neighbours, votes
+from fedmes.methods.knnper import KNNPer
+from fedmes.methods.local import Joint, Local, LocalER
+from fedmes.methods.losses import cross_entropy, cross_entropy_sum, distillation, scoped
+from fedmes.methods.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
+from fedmes.models.functional import hashed_uniforms
+from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
+
+__all__ = [
+    "OPTIMIZERS", "SGD", "Adam", "Batch", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
+    "FedProx", "FedRep", "FedWeIT", "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "Optimizer",
+    "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot",
+    "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix", "neighbours", "pick", "put", "scoped", "votes",
+]  # fmt: skip

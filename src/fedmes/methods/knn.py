@@ -1,0 +1,155 @@
+"""The memory that votes: the nearest stored samples of a query, and how their votes join the network's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedmes.methods.base import Batch
+from fedmes.methods.losses import scoped
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors, pick
+
+if TYPE_CHECKING:
+    from fedmes.config.options import KNN
+from typing import TYPE_CHECKING, ClassVar
+
+from fedmes.methods.base import Me
+from fedmes.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from fedmes.config.options import Config
+
+
+# --- nearest neighbours --------------------------------------------------------------------------------------------
+
+
+def neighbours(query: Tensor, store: Tensor, valid: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances and indices [B, K'] of the nearest valid rows of the store, K' = min(k, rows); ties: lower index first.
+
+    A row that is not valid is infinitely far away.
+    """
+    # Differences, not the faster product form: that one cannot tell distances near 0 apart.
+    far = torch.cdist(query, store, compute_mode="donot_use_mm_for_euclid_dist")
+    far = torch.where(valid, far, torch.inf)
+    ordered, index = torch.sort(far, dim=-1, stable=True)
+    return ordered[:, :k], index[:, :k]
+
+
+def kernel_exponent(distances: Tensor, kernel: str, dimension: int) -> Tensor:
+    """The logarithm of the kernel: exp_d is the paper's formula, exp_d2 a Gaussian, knnper what kNN-Per's code does."""
+    if kernel == "exp_d":
+        return -distances
+    square = distances * distances
+    return -square if kernel == "exp_d2" else -square / dimension
+
+
+def votes(exponent: Tensor, labels: Tensor, scope: Tensor) -> tuple[Tensor, Tensor]:
+    """Class shares [B, C] of the neighbours whose label is in scope, and whether there was any such neighbour [B].
+
+    The largest exponent is subtracted first and votes out of scope are dropped before anything is exponentiated, so the
+    shares add up to 1 however far the neighbours are.
+    """
+    counts = scope[labels] & torch.isfinite(exponent)
+    exponent = torch.where(counts, exponent, -torch.inf)
+    top = torch.where(counts.any(-1, keepdim=True), exponent.amax(-1, keepdim=True), 0)
+    weight = (exponent - top).exp()
+    share = weight / weight.sum(-1, keepdim=True).clamp(min=1)
+    one_hot = labels[..., None] == torch.arange(scope.shape[-1], device=labels.device)
+    return torch.where(one_hot, share[..., None], 0).sum(-2), counts.any(-1)
+
+
+GRID = tuple(i / 10 for i in range(11))  # the thetas that tuning chooses from
+
+
+class MemoryVote:
+    """p = theta * votes + (1 - theta) * softmax, both within the scope; without a vote there, the network alone."""
+
+    def __init__(self, net: Net, knn: KNN, k: int = 9, kernel: str = "exp_d") -> None:
+        """`k` and `kernel` are the method's own, for where the user leaves them out."""
+        self.net = net
+        self.k, self.kernel = knn.k or k, knn.kernel or kernel
+        self.theta = 0.5 if knn.theta == "tuned" else float(knn.theta)
+
+    def ready(self, params: Tensors, store: Batch) -> Tensors:
+        """The store's embeddings, computed once for a model; `theta` is an entry because tuning sets it per client."""
+        z = self.net.embedding(params, store.x)
+        theta = torch.full_like(z.flatten()[:1].sum(), self.theta)
+        return {"store.z": z, "store.y": store.y, "store.mask": store.mask, "theta": theta}
+
+    def consult(self, ready: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+        """The network's probabilities "nolip" [B, C], the memory's "memory" [B, C], whether the memory "voted" [B], and
+        the nearest stored samples: "distance" and "index" [B, K]."""
+        logits, query = self.net.logits_and_embedding(pick(ready, "w"), x)
+        network = torch.softmax(scoped(logits, scope), dim=-1)
+        if ready["store.y"].shape[0] == 0:
+            nobody = query[:, :0]
+            memory, voted = torch.zeros_like(network), torch.zeros_like(query[:, 0], dtype=torch.bool)
+            return {"nolip": network, "memory": memory, "voted": voted, "distance": nobody, "index": nobody.long()}
+        far, index = neighbours(query, ready["store.z"], ready["store.mask"] > 0, self.k)
+        exponent = kernel_exponent(far, self.kernel, query.shape[-1])
+        memory, voted = votes(exponent, ready["store.y"][index], scope)
+        return {"nolip": network, "memory": memory, "voted": voted, "distance": far, "index": index}
+
+    def opinions(self, ready: Tensors, x: Tensor, scope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The network's probabilities [B, C], the memory's [B, C], and whether the memory has one [B]."""
+        found = self.consult(ready, x, scope)
+        return found["nolip"], found["memory"], found["voted"]
+
+    def explain(self, ready: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+        """The mixture as "acc", and all that it is made of."""
+        found = self.consult(ready, x, scope)
+        return found | {"acc": mix(found["nolip"], found["memory"], found["voted"], ready["theta"])}
+
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor) -> dict[str, Tensor]:
+        said = self.explain(ready, x, scope)
+        return {"acc": said["acc"], "nolip": said["nolip"]}
+
+    def tune(self, ready: Tensors, batch: Batch, scope: Tensor) -> Tensors:
+        """How many held-back samples each theta of the grid gets right."""
+        network, memory, voted = self.opinions(ready, batch.x, scope)
+        right = [
+            ((mix(network, memory, voted, network.new_tensor(theta)).argmax(-1) == batch.y) * batch.mask).sum()
+            for theta in GRID
+        ]
+        return {"right": torch.stack(right)}
+
+    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
+        """The best theta; among equals the one nearest to 0.5, since a few samples decide little."""
+        grid = torch.tensor(GRID, dtype=ready["theta"].dtype, device=ready["theta"].device)
+        best = (sums["right"] - 1e-3 * (grid - 0.5).abs()).argmax(dim=0, keepdim=True)
+        return {"theta": grid.gather(0, best)[0]}
+
+
+def mix(network: Tensor, memory: Tensor, voted: Tensor, theta: Tensor) -> Tensor:
+    theta = torch.where(voted, theta, 0)[:, None]
+    return theta * memory + (1 - theta) * network
+
+
+class Voting(FedAvg):
+    k: ClassVar[int] = 9  # the paper's settings of the vote, unless knn.k and knn.kernel say otherwise
+    kernel: ClassVar[str] = "exp_d"
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.vote = MemoryVote(net, config.knn, self.k, self.kernel)
+        self.tune = self.vote.tune if config.knn.theta == "tuned" else None
+        self.in_force = {"knn.k": self.vote.k, "knn.kernel": self.vote.kernel}
+
+    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
+        ready = super().ready(st, bc, store)
+        return ready | self.recall(pick(ready, "w"), store)
+
+    def recall(self, params: Tensors, store: Batch) -> Tensors:
+        return self.vote.ready(params, store)
+
+    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
+        return self.vote.tuned(ready, sums)
+
+    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
+        return self.vote.predict(ready, x, scope)
+
+    def explain(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> Tensors:
+        return self.vote.explain(ready, x, scope)

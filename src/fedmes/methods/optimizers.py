@@ -1,0 +1,55 @@
+"""SGD and Adam as pure functions of (state, gradient), which `torch.func.vmap` can map over clients."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedmes.tensors import Tensors, put
+
+# --- optimizers: state is ordinary entries, moved along with the rest ----------------------------------------------
+
+
+class Optimizer(Protocol):
+    def fresh(self, params: Tensors) -> Tensors:
+        """State before the first step."""
+
+    def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
+        """New parameters and new state after a step against the direction."""
+
+
+class SGD:
+    def fresh(self, params: Tensors) -> Tensors:
+        return {}
+
+    def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
+        return {name: p - lr * direction[name] for name, p in params.items()}, {}
+
+
+class Adam:
+    beta1, beta2, eps = 0.9, 0.999, 1e-8
+
+    def fresh(self, params: Tensors) -> Tensors:
+        zeros = {name: torch.zeros_like(p) for name, p in params.items()}
+        nothing = torch.zeros_like(next(iter(params.values())).flatten()[0])
+        return put("m", zeros) | put("v", zeros) | {"c1": nothing, "c2": nothing}
+
+    def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
+        # c = 1 - beta**t, step by step: taken as a difference in float32 it would lose four digits at first
+        c1 = self.beta1 * state["c1"] + (1 - self.beta1)
+        c2 = self.beta2 * state["c2"] + (1 - self.beta2)
+        rate, root = lr / c1, c2.sqrt()
+        new: Tensors = {}
+        changed: Tensors = {"c1": c1, "c2": c2}
+        for name, p in params.items():
+            d = direction[name]
+            m = torch.lerp(state[f"m.{name}"], d, 1 - self.beta1)
+            v = torch.lerp(state[f"v.{name}"], d * d, 1 - self.beta2)
+            new[name] = p - rate * root * (m / (v.sqrt() + self.eps * root))
+            changed[f"m.{name}"], changed[f"v.{name}"] = m, v
+        return new, changed
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}

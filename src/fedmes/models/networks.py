@@ -1,0 +1,324 @@
+"""The networks. Each has `head`, its last linear layer, `features(x)`, that layer's input, and `embed(x)`, the
+representation in which nearest neighbours are sought."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedmes.common import limits
+from fedmes.errors import UserError
+
+if TYPE_CHECKING:
+    from fedmes.config.options import Config
+
+
+class Network(nn.Module):
+    """Neighbours are sought in the features, unless a network says otherwise."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.features_and_embedding(x)[0]
+
+    def embed(self, x: Tensor) -> Tensor:
+        return self.features_and_embedding(x)[1]
+
+    def features_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one pass. A network defines this or `features`."""
+        features = self.features(x)
+        return features, features
+
+
+class Linear(Network):
+    """Softmax regression on the flattened input."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(math.prod(shape), classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class MLP(Network):
+    """Two hidden layers."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 256, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(width, width), nn.ReLU(), nn.Dropout(dropout),
+        )  # fmt: skip
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.flatten(1))
+
+
+class _Convolutional(Network):
+    """Convolutions, what makes features of their output, head."""
+
+    def __init__(self, conv: nn.Sequential, fc: nn.Sequential, head: nn.Linear, sought: str) -> None:
+        super().__init__()
+        self.conv, self.fc, self.head, self.sought = conv, fc, head, sought
+
+    def features_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self.conv(x)
+        features = self.fc(maps)
+        return features, maps.flatten(1) if self.sought == "conv" else features
+
+
+class CNN2(_Convolutional):
+    """Two 5x5 convolutions with pooling (Split EMNIST)."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        width: int = 512,
+        dropout: float = 0.0,
+        features: str = "fc",
+    ) -> None:
+        channels, height, breadth = _image(shape, "cnn2", least=4)
+        _refuse_other_than(("fc", "conv"), features, "cnn2")
+        conv = nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout),
+            nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout), nn.Flatten(),
+        )  # fmt: skip
+        fc = nn.Sequential(nn.Linear(64 * (height // 4) * (breadth // 4), width), nn.ReLU(), nn.Dropout(dropout))
+        super().__init__(conv, fc, nn.Linear(width, classes), features)
+
+
+class CNN6(_Convolutional):
+    """Six 3x3 convolutions in three blocks with pooling (Split CIFAR-100, Split CORe50)."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        width: int = 1024,
+        dropout: float = 0.0,
+        features: str = "fc",
+    ) -> None:
+        channels, height, breadth = _image(shape, "cnn6", least=8)
+        _refuse_other_than(("fc", "conv"), features, "cnn6")
+        layers: list[nn.Module] = []
+        for out in (32, 64, 128):
+            layers += [nn.Conv2d(channels, out, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(out, out, 3, padding=1), nn.ReLU()]
+            layers += [nn.MaxPool2d(2), nn.Dropout(dropout)]
+            channels = out
+        fc = nn.Sequential(nn.Linear(128 * (height // 8) * (breadth // 8), width), nn.ReLU(), nn.Dropout(dropout))
+        super().__init__(nn.Sequential(*layers, nn.Flatten()), fc, nn.Linear(width, classes), features)
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, which follows in stride and channels."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.GroupNorm(groups, outputs), nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(groups, outputs),
+        )  # fmt: skip
+        self.downsample = nn.Sequential()
+        if inputs != outputs:
+            self.downsample.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.downsample.append(nn.GroupNorm(groups, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.downsample(x))
+
+
+class ResNet18(_Convolutional):
+    """ResNet-18 with GroupNorm (Split MiniImageNet, Fusion-40)."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        width: int = 64,
+        dropout: float = 0.0,
+        features: str = "fc",
+        stem: int = 7,
+    ) -> None:
+        channels, _, _ = _image(shape, "resnet18", least=8)
+        _refuse_other_than(("fc", "conv"), features, "resnet18")
+        if width % 4:
+            raise UserError(f"model.width: resnet18 needs a multiple of 4, not {width}")
+        groups = min(math.gcd(32, width), width // 2)  # 32 for 64 channels, 4 for 20; two channels a group at least
+        stride = 1 if stem == 3 else 2
+        conv = nn.Sequential(
+            nn.Conv2d(channels, width, stem, stride, padding=stem // 2, bias=False),
+            nn.GroupNorm(groups, width), nn.ReLU(),
+            *([] if stem == 3 else [nn.MaxPool2d(3, 2, padding=1)]),
+            _Block(width, width, 1, groups), _Block(width, width, 1, groups),
+        )  # fmt: skip
+        for wide in (width, 2 * width, 4 * width):
+            conv.append(_Block(wide, 2 * wide, 2, groups))
+            conv.append(_Block(2 * wide, 2 * wide, 1, groups))
+        for layer in conv.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        fc = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout))
+        super().__init__(conv, fc, nn.Linear(8 * width, classes), features)
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [sample, head, place, ...]
+        # Plain products: torch has no rule to map its fused attention over clients on a CPU.
+        weight = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
+        return self.out((weight @ v).transpose(1, 2).flatten(2))
+
+
+class _Layer(nn.Module):
+    """A block of the transformer; both parts are added to what they are given the normalised form of."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(width), _Attention(width, heads), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width),
+            nn.Dropout(dropout),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+class ViT(Network):
+    """A small vision transformer: 6 blocks, 3 heads, patches of 4 or 8 pixels, mean over places."""
+
+    depth, heads = 6, 3
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        width: int = 192,
+        dropout: float = 0.0,
+        features: str = "fc",
+    ) -> None:
+        super().__init__()
+        blocks = [f"block:{n + 1}" for n in range(self.depth)]
+        _refuse_other_than(("fc", *blocks), features, "vit")
+        self.sought = blocks.index(features) if features in blocks else None
+        channels, height, breadth = _image(shape, "vit", least=4)
+        self.patch = 4 if max(height, breadth) <= 40 else 8
+        if height % self.patch or breadth % self.patch:
+            raise UserError(
+                f"model vit cuts images into patches of {self.patch}x{self.patch} pixels, which do not fill "
+                f"{height}x{breadth}; set data.image_size to a multiple of {self.patch}"
+            )
+        if width % self.heads:
+            raise UserError(
+                f"model.width: vit has {self.heads} heads and needs a multiple of {self.heads}, not {width}"
+            )
+        self.patches = nn.Linear(channels * self.patch**2, width)
+        self.position = nn.Parameter(0.02 * torch.randn(height * breadth // self.patch**2, width))
+        self.blocks = nn.ModuleList([_Layer(width, self.heads, dropout) for _ in blocks])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def features_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        cut = x.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))  # [B, C, rows, p, columns, p]
+        x = self.patches(cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)) + self.position
+        outputs = []
+        for block in self.blocks:
+            x = block(x)
+            outputs.append(x)
+        features = self.norm(x).mean(1)
+        return features, features if self.sought is None else outputs[self.sought].mean(1)
+
+
+def _image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise UserError(
+            f"model {name} needs images of at least {least}x{least}, the data has shape {shape}; use --model mlp"
+        )
+    return shape[0], shape[1], shape[2]
+
+
+def _refuse_other_than(offered: Sequence[str], features: str, name: str) -> None:
+    if features not in offered:
+        raise UserError(f"knn.features: model {name} has {', '.join(offered)}, not {features}")
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "linear": Linear,
+    "mlp": MLP,
+    "cnn2": CNN2,
+    "cnn6": CNN6,
+    "resnet18": ResNet18,
+    "vit": ViT,
+}
+
+
+def options(config: Config) -> dict[str, Any]:
+    """What a configuration says about its network; what it leaves open is the network's own choice."""
+    model = config.model
+    said: dict[str, Any] = {"width": model.width, "stem": model.stem, "dropout": model.dropout or None}
+    if config.knn.features != "fc":
+        said["features"] = config.knn.features
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def build(
+    factory: Callable[..., nn.Module],
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    **options: Any,
+) -> nn.Module:
+    """A network with initial weights that depend on the seed alone, whatever was drawn before."""
+    if factory in MODELS.values():
+        _check_size(_call, name, factory, shape, classes, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made: Any = _call(name, factory, shape, classes, options)
+        if not isinstance(made, nn.Module):
+            raise UserError(f"model {name}: {type(made).__name__} is not a torch.nn.Module")
+        module: Any = made
+        if any(is_lazy(p) for p in made.parameters()) and hasattr(module, "features"):
+            module.head(module.features(torch.zeros(1, *shape)))  # lazy layers draw their weights now
+    return made
+
+
+def _check_size(make: Callable[..., nn.Module], name: str, *arguments: Any) -> None:
+    """Without taking any memory."""
+    try:
+        with torch.device("meta"):
+            weights = sum(p.numel() for p in make(name, *arguments).parameters())
+    except RuntimeError as error:  # more than can be counted
+        raise UserError(f"model {name} cannot be made ({str(error).splitlines()[0]})") from None
+    limits.check_memory(4.0 * weights, f"model {name}")
+
+
+def _call(name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> Any:
+    """Refuse options that the network does not take, before it is made."""
+    signature = inspect.signature(factory)
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        for option in options:
+            if option not in signature.parameters:
+                if option == "features":
+                    _refuse_other_than(("fc",), options[option], name)
+                raise UserError(f"model {name} has no option '{option}'")
+    try:
+        signature.bind(shape, classes, **options)
+    except TypeError as error:
+        raise UserError(f"model {name}{signature} must take (shape, classes): {error}") from None
+    return factory(shape, classes, **options)

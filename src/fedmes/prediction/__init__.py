@@ -1,0 +1,1 @@
+"""A trained client answers about new samples."""

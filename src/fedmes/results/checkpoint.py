@@ -1,0 +1,136 @@
+"""Where a run stands, on disk, so that it can go on after anything: `checkpoint/round-N.safetensors`, `.json` (what is
+no tensor) and `.sha256` (the checksums of both, as sha256sum writes them).
+
+A checkpoint counts once its checksums are there, and these are written last; every file appears whole or not at all.
+Two generations are kept: if one is damaged, the one before it is used. A finished run keeps the last one, from which
+`fedmes extend` goes on; its tensors are the same bytes whenever the run is the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from safetensors.torch import save as dump
+
+from fedmes.errors import UserError
+from fedmes.tensors import Tensors
+
+FOLDER, GENERATIONS = "checkpoint", 2
+
+
+def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None:
+    """Where the run stands after this round."""
+    folder = run / FOLDER
+    path = folder / f"round-{round:06d}.safetensors"
+    content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        sums = [_write(path, dump(content)), _write(path.with_suffix(".json"), json.dumps(about).encode())]
+        _write(path.with_suffix(".sha256"), "".join(sums).encode())
+        _sync(folder)  # only now may an older one go
+    except OSError as error:
+        for part in folder.glob("*.part"):
+            part.unlink(missing_ok=True)
+        there = "the last one is intact" if _rounds(folder) else "there is none yet"
+        raise UserError(
+            f"{folder}: no checkpoint could be written ({error.strerror}); {there}; to go on: fedmes resume {run}"
+        ) from None
+    keep(run, GENERATIONS)
+
+
+def keep(run: Path, generations: int) -> None:
+    """Remove all but the newest ones, checksums first: without them a checkpoint no longer counts."""
+    folder = run / FOLDER
+    kept = {f"round-{number:06d}" for number in _rounds(folder)[-generations:]}
+    for path in sorted(folder.glob("*"), key=lambda path: path.suffix != ".sha256"):
+        if path.stem not in kept:
+            path.unlink(missing_ok=True)
+
+
+def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
+    """The newest checkpoint that is whole, if there is any."""
+    folder = run / FOLDER
+    for number in reversed(_rounds(folder)):
+        path = folder / f"round-{number:06d}.safetensors"
+        try:
+            files = path, path.with_suffix(".json")
+            tensors, about = (file.read_bytes() for file in files)
+            if _sum(files[0].name, tensors) + _sum(files[1].name, about) != path.with_suffix(".sha256").read_text():
+                raise ValueError("its checksums do not fit")
+            return load(tensors), json.loads(about)
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
+            warnings.warn(f"{path}: damaged ({error}); the checkpoint before it is used", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def clear(run: Path) -> None:
+    shutil.rmtree(run / FOLDER, ignore_errors=True)
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """One process a directory. The system lets go of the lock of a process that has died, however it died."""
+    with (run / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{run}: another process is working in this directory") from None
+        yield
+
+
+class Schedule:
+    """When to save: `checkpoint.every`."""
+
+    def __init__(self, every: float | str, rounds_saved: int) -> None:
+        self.every, self.rounds_saved = every, rounds_saved
+        self.last = time.monotonic()
+
+    def due(self, task_ended: bool) -> bool:
+        if self.every in ("never", "round", "task"):
+            return self.every == "round" or (self.every == "task" and task_ended)
+        return task_ended or time.monotonic() - self.last >= float(self.every)
+
+    def saved(self, rounds: int) -> None:
+        self.last, self.rounds_saved = time.monotonic(), rounds
+
+
+def _rounds(folder: Path) -> list[int]:
+    """Rounds with a finished checkpoint, oldest first."""
+    names = [path.stem.removeprefix("round-") for path in folder.glob("round-*.sha256")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _sum(name: str, data: bytes) -> str:
+    return f"{hashlib.sha256(data).hexdigest()}  {name}\n"
+
+
+def _write(path: Path, data: bytes) -> str:
+    """A private file that appears whole or not at all; its checksum."""
+    part = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    return _sum(path.name, data)
+
+
+def _sync(folder: Path) -> None:
+    """Names that files were given stay, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

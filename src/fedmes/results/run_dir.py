@@ -1,0 +1,238 @@
+"""A finished run: its numbers, and its directory on disk."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import platform
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmes import config as configuration
+from fedmes.common import limits
+from fedmes.common.files import replace_text
+from fedmes.config.options import Config
+from fedmes.errors import UserError
+from fedmes.results import metrics
+from fedmes.results.metrics import Floats
+
+ROUND_COLUMNS = (
+    "seed", "task", "round", "client", "loss", "lambda", "rule2", "distance",
+    "up_bytes", "down_bytes", "seconds", "left_out", "reason",
+)  # fmt: skip
+
+SECONDS = ("train", "eval", "compile", "total", "communication_modelled")
+
+
+@dataclass(repr=False)
+class Result:
+    """What a run measured. `acc` and its kin are [seed, client, t, i]."""
+
+    config: Config
+    split_sha256: str | None  # None: the data lies with real sites
+    parameters: int
+    accuracy: dict[str, Floats]  # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
+    communication: dict[str, int]
+    seconds: dict[str, float]
+    memory_share: float | None  # of the training samples met, how many the memory held at the end
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    peak_memory_bytes: int | None = None  # of the GPU
+    directory: Path | None = None
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)  # rounds' lambda, rule2, distance: means
+    left_out: int = -1  # updates that were not finite; -1: counted from the rounds
+
+    def __post_init__(self) -> None:
+        if self.left_out < 0:
+            self.left_out = sum(row["left_out"] for row in self.rounds)
+
+    def __repr__(self) -> str:
+        scores = "; ".join(
+            f"{score} Acc_ALL {numbers['acc_all']['mean']:.3f}, final {numbers['acc_final']['mean']:.3f}"
+            for score, numbers in self.metrics.items()
+        )
+        return f"<{self.config.method} on {self.config.benchmark}: {scores}>"
+
+    @property
+    def acc(self) -> Floats:
+        return self.accuracy["acc"]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "oblivious": metrics.summary(self.accuracy["acc"]),
+            "masked": metrics.summary(self.accuracy["acc_masked"]),
+        }
+
+    @property
+    def metrics_nolip(self) -> dict[str, Any] | None:
+        if "acc_nolip" not in self.accuracy:
+            return None
+        return {
+            "oblivious": metrics.summary(self.accuracy["acc_nolip"]),
+            "masked": metrics.summary(self.accuracy["acc_masked_nolip"]),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of `result.json`."""
+        config = self.config
+        content = {
+            "benchmark": config.benchmark,
+            "method": config.method,
+            "model": config.model.name,
+            "clients": config.clients,
+            "tasks": config.tasks,
+            "rounds": config.rounds,
+            "epochs": config.epochs,
+            "seeds": config.seeds,
+            "engine": config.engine.name,
+            "device": config.device,
+            "precision": config.engine.precision,
+            "split_sha256": self.split_sha256,
+            "parameters": self.parameters,
+            "memory_share": self.memory_share,
+            "left_out": self.left_out,
+            "notes": self.notes,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "metrics": self.metrics,
+        }
+        if (nolip := self.metrics_nolip) is not None:
+            content["metrics_nolip"] = nolip
+        return content | {"by_task": self.by_task, "communication": self.communication, "seconds": self.seconds}
+
+    def write(self, directory: Path) -> None:
+        """The files beside the models; `result.json` comes last and marks the run as finished."""
+        with (directory / "rounds.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, ROUND_COLUMNS, restval="")
+            writer.writeheader()
+            writer.writerows(self.rounds)
+        with (directory / "accuracy.npz").open("wb") as file:
+            np.savez_compressed(file, **self.accuracy)  # type: ignore[arg-type]
+        replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
+        self.directory = directory
+
+
+def load(directory: Path) -> Result:
+    """A finished run from its directory, which need not hold models nor `rounds.csv`."""
+    try:
+        content = json.loads((directory / "result.json").read_bytes())
+        limits.check_arrays(directory / "accuracy.npz")
+        with np.load(directory / "accuracy.npz", allow_pickle=False) as file:
+            accuracy = {name: file[name] for name in file.files}
+        rounds: list[dict[str, Any]] = []
+        if (directory / "rounds.csv").exists():
+            with (directory / "rounds.csv").open(newline="") as file:
+                rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
+        if (stored := stored_config(directory)) is None:
+            raise ValueError("config.toml cannot be read")
+        config = configuration.stored(stored, directory)
+        shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
+        if not {"acc", "acc_masked"} <= accuracy.keys() or {(a.shape, a.dtype) for a in accuracy.values()} != {
+            (shape, np.dtype(np.float64))
+        }:
+            raise ValueError(f"accuracy.npz does not hold accuracies of shape {shape}")
+        split, share, peak = content["split_sha256"], content["memory_share"], content["peak_memory_bytes"]
+        return Result(
+            config,
+            None if split is None else str(split),
+            int(content["parameters"]),
+            accuracy,
+            {name: int(content["communication"][name]) for name in ("up_bytes", "down_bytes")},
+            {name: float(content["seconds"][name]) for name in dict.fromkeys((*SECONDS, *content["seconds"]))},
+            None if share is None else float(share),
+            rounds,
+            [str(note) for note in content["notes"]],
+            None if peak is None else int(peak),
+            directory,
+            dict(content.get("by_task", {})),
+            int(content["left_out"]),
+        )
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file can fail in json, csv, zipfile, zlib or numpy, with any of their errors
+        raise UserError(f"{directory}: holds no finished run ({error})") from None
+
+
+def stored_config(directory: Path) -> dict[str, Any] | None:
+    """The configuration a directory was made with; None if it holds no run."""
+    try:
+        content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    content.pop("versions", None)
+    return content
+
+
+def finished(directory: Path, config: Config) -> bool:
+    """Does the directory hold just this run, finished?"""
+    return (directory / "result.json").is_file() and stored_config(directory) == _comparable(config)
+
+
+def default_directory(config: Config) -> Path:
+    """A name that says what was run, and differs where the configuration does."""
+    content = config.as_dict()
+    content["engine"].pop("stack")  # what fits in memory at the moment is no part of what is run
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return Path("runs") / f"{config.benchmark}-{config.method_name}-{digest}"
+
+
+def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
+    """Make the directory this run's own. One that holds anything else is refused, and nothing in it is touched.
+    `versions`: of what runs it; left out: what is installed."""
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"out: {directory} is a file")
+    if directory.is_dir() and any(directory.iterdir()):
+        stored = stored_config(directory)
+        if stored is None:
+            raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")
+        if differing := _difference(stored, _comparable(config)):
+            raise UserError(
+                f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); choose another directory"
+            )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "result.json").unlink(missing_ok=True)
+        replace_text(directory / "config.toml", config.to_toml(versions or _versions()))
+    except OSError as error:
+        raise UserError(f"out: {directory} cannot be written ({error.strerror})") from None
+
+
+def _versions() -> dict[str, str]:
+    packages = ("fedmes", "torch", "numpy")
+    installed = {}
+    for name in packages:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+            installed[name] = "source"
+    return installed | {"python": platform.python_version()}
+
+
+def _comparable(config: Config) -> dict[str, Any]:
+    """The configuration as it comes back from `config.toml`."""
+    return tomllib.loads(config.to_toml({}))
+
+
+def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    flat_stored, flat_new = configuration.dotted(stored), configuration.dotted(new)
+    keys = sorted(flat_stored.keys() | flat_new.keys())
+    return [
+        f"{key}: {flat_stored.get(key)} there, {flat_new.get(key)} here"
+        for key in keys
+        if flat_stored.get(key) != flat_new.get(key)
+    ]
+
+
+def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:
+    """Where what was asked for differs from a stored configuration; what was left open does not."""
+    asked, there = config.asked(), configuration.dotted(stored)
+    return [
+        f"{key}: {there.get(key)} there, {asked[key]} here" for key in sorted(asked) if there.get(key) != asked[key]
+    ]

@@ -1,0 +1,32 @@
+"""A data set with the rule by which it is divided among clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmes.data.dataset import Dataset, Normalisation, statistics
+from fedmes.scenario.stream import Stream
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set and the rule that deals it out to clients for a seed."""
+
+    dataset: Dataset
+    stream: Callable[[int], Stream]
+    earlier: tuple[int, ...] = ()  # where data came in parts: how many classes were known before each further one
+
+    def normalisation(self, stream: Stream) -> Normalisation | None:
+        """Channel statistics of the training set, without what came later; None for float data."""
+        x = self.dataset.x
+        if x.dtype != np.uint8:
+            return None
+        if self.dataset.statistics is not None:
+            return self.dataset.statistics
+        if self.dataset.train_count is not None:
+            return statistics(x[: self.dataset.train_count])
+        at_first = [client.tasks[: stream.known(k)[0]] for k, client in enumerate(stream.clients)]
+        return statistics(x, np.unique(np.concatenate([task.train for tasks in at_first for task in tasks])))

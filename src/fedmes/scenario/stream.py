@@ -1,0 +1,247 @@
+"""Who has which images of which task, and when: the part of an experiment that is data.
+
+A stream is made once per seed, before anything is trained and whatever the method. It is saved as one JSON file whose
+SHA-256 is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmes.common import keyed_random, limits
+from fedmes.common.keyed_random import Ints
+from fedmes.errors import UserError
+
+FORMAT = "fedmes-stream-1"
+MOST_CLASSES = 1_000_000  # that a file is believed to have
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's share of one task."""
+
+    name: str
+    block: tuple[int, ...]  # all classes of the task, of which the client has `classes`
+    classes: tuple[int, ...]  # the classes this client has
+    train: Ints  # rows of the data set
+    test: Ints
+
+
+@dataclass(frozen=True)
+class Client:
+    name: str
+    tasks: tuple[Task, ...]  # in the client's own order
+
+
+@dataclass(frozen=True)
+class Stream:
+    seed: int
+    classes: int  # of the whole data set
+    clients: tuple[Client, ...]
+    position: Ints  # [round, client]: which of its tasks a client works on; -1: none
+    active: Ints  # [round, client]: 1 where the client takes part
+    notes: tuple[str, ...] = ()  # what was not as asked, such as images held by two clients
+    parts: tuple[int, ...] = (0,)  # the rounds before which tasks became known: all at first, or further ones later
+
+    @property
+    def tasks(self) -> int:
+        return max(len(client.tasks) for client in self.clients)
+
+    def known(self, column: int) -> list[int]:
+        """For each of a client's tasks, how many it was known to have when that one began."""
+        position = self.position[:, column]
+        begins = [int(np.argmax(position == p)) for p in range(len(self.clients[column].tasks))]
+        part = np.searchsorted(self.parts, begins, side="right")
+        return [int((part <= own).sum()) for own in part]
+
+    def followed_by(self, clients: Sequence[Client], classes: int, rounds: int, arrival: str) -> Stream:
+        """With further tasks for some clients, which begin when all that was known before is over."""
+        further = {client.name: client.tasks for client in clients}
+        before = [len(client.tasks) for client in self.clients]
+        counts = [len(further.get(client.name, ())) for client in self.clients]
+        position = schedule(counts, rounds, arrival, self.seed, before)
+        return replace(
+            self,
+            classes=classes,
+            clients=tuple(replace(c, tasks=c.tasks + further.get(c.name, ())) for c in self.clients),
+            position=np.concatenate([self.position, position]),
+            active=np.concatenate([self.active, (position >= 0).astype(np.int64)]),
+            parts=(*self.parts, len(self.position)),
+        )
+
+    def relabelled(self, classes: int) -> Stream:
+        """With every class id taken modulo the number of classes: tasks then share their classes."""
+        clients = tuple(
+            replace(
+                client,
+                tasks=tuple(
+                    replace(task, block=_modulo(task.block, classes), classes=_modulo(task.classes, classes))
+                    for task in client.tasks
+                ),
+            )
+            for client in self.clients
+        )
+        return replace(self, classes=classes, clients=clients)
+
+    def to_bytes(self) -> bytes:
+        clients = [
+            {
+                "name": client.name,
+                "tasks": [
+                    {
+                        "name": task.name,
+                        "block": list(task.block),
+                        "classes": list(task.classes),
+                        "train": task.train.tolist(),
+                        "test": task.test.tolist(),
+                    }
+                    for task in client.tasks
+                ],
+            }
+            for client in self.clients
+        ]
+        content = {
+            "format": FORMAT,
+            "seed": self.seed,
+            "classes": self.classes,
+            "clients": clients,
+            "position": self.position.tolist(),
+            "active": self.active.tolist(),
+            "notes": list(self.notes),
+        }
+        if len(self.parts) > 1:
+            content["parts"] = list(self.parts)
+        return (json.dumps(content, sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(self.to_bytes())
+
+    @staticmethod
+    def load(path: Path) -> Stream:
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
+            clients = tuple(
+                Client(str(client["name"]), tuple(_task(task) for task in client["tasks"]))
+                for client in content["clients"]
+            )
+            stream = Stream(
+                int(content["seed"]),
+                int(content["classes"]),
+                clients,
+                _whole(content["position"]),
+                _whole(content["active"]),
+                tuple(map(str, content["notes"])),
+                tuple(map(int, content.get("parts", (0,)))),
+            )
+            _check(stream)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise UserError(f"{path}: not a split file of this program ({error})") from None
+        return stream
+
+
+def combined_sha256(streams: Sequence[Stream]) -> str:
+    """The hash of a run's split: several seeds have several files, then it is the hash of their hashes."""
+    hashes = [stream.sha256() for stream in streams]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def _modulo(labels: tuple[int, ...], classes: int) -> tuple[int, ...]:
+    return tuple(sorted({label % classes for label in labels}))
+
+
+def _task(content: dict[str, Any]) -> Task:
+    return Task(
+        str(content["name"]),
+        tuple(map(int, content["block"])),
+        tuple(map(int, content["classes"])),
+        _whole(content["train"]),
+        _whole(content["test"]),
+    )
+
+
+def _whole(values: Any) -> Ints:
+    array = np.array(values)
+    if array.size and array.dtype.kind != "i":
+        raise ValueError("a table holds something other than whole numbers")
+    return array.astype(np.int64)
+
+
+def _check(stream: Stream) -> None:
+    """What a file must satisfy before an engine may index with it."""
+    shape = stream.position.shape
+    if not stream.clients or len(shape) != 2 or shape[1] != len(stream.clients) or shape != stream.active.shape:
+        raise ValueError("the schedule does not fit the clients")
+    if not 0 < stream.classes <= MOST_CLASSES:
+        raise ValueError(f"{stream.classes} classes")
+    if stream.parts[:1] != (0,) or list(stream.parts) != sorted(set(stream.parts)) or stream.parts[-1] >= shape[0]:
+        raise ValueError("the schedule's parts do not follow each other")
+    known = set(range(stream.classes))
+    for column, client in enumerate(stream.clients):
+        position = stream.position[:, column]
+        if not client.tasks or position.min() < -1 or position.max() >= len(client.tasks):
+            raise ValueError(f"the schedule of client {client.name} names a task it does not have")
+        for task in client.tasks:
+            if not set(task.classes) <= set(task.block) or not set(task.block) <= known:
+                raise ValueError(f"client {client.name}, task {task.name}: classes outside the block")
+            if task.train.ndim != 1 or task.test.ndim != 1 or not len(task.train) or not len(task.test):
+                raise ValueError(f"client {client.name}, task {task.name}: no training or no test images")
+            if min(task.train.min(), task.test.min()) < 0:
+                raise ValueError(f"client {client.name}, task {task.name}: a negative row")
+
+
+def schedule(
+    task_counts: Sequence[int], rounds: int, arrival: str, seed: int, before: Sequence[int] | None = None
+) -> Ints:
+    """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task in the same round;
+    staggered, each client waits a random while, up to as many rounds, before each of its tasks. `before`: the tasks
+    that each client has had already."""
+    limits.check_schedule(len(task_counts), max(task_counts) * rounds)
+    columns = []
+    for k, count in enumerate(task_counts):
+        start = before[k] if before else 0
+        column: list[int] = []
+        for t in range(start, start + count):
+            wait = keyed_random.integer(0, rounds, seed, "arrival", k, t) if arrival == "staggered" else 0
+            column += [-1] * wait + [t] * rounds
+        columns.append(column)
+    length = max(map(len, columns))
+    return np.array([column + [-1] * (length - len(column)) for column in columns], np.int64).T.copy()
+
+
+def assemble(
+    seed: int,
+    classes: int,
+    clients: Sequence[Client],
+    rounds: int,
+    notes: Sequence[str] = (),
+    arrival: str = "lockstep",
+) -> Stream:
+    """A stream of the given clients, each taking part in every round in which it has a task."""
+    position = schedule([len(client.tasks) for client in clients], rounds, arrival, seed)
+    return Stream(seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes))
+
+
+def with_absences(stream: Stream, fraction: float, drop: float) -> Stream:
+    """Not everybody in every round: a share of those with a task is asked, and some of these do not answer."""
+    active = stream.active.copy()
+    for g, row in enumerate(active):
+        asked = np.flatnonzero(row)
+        order = keyed_random.permutation(len(asked), stream.seed, "participation", g)
+        row[asked[order[math.ceil(fraction * len(asked)) :]]] = 0
+        row[keyed_random.uniforms(len(row), stream.seed, "dropout-of-round", g) < drop] = 0
+    return replace(stream, active=active)

@@ -1,0 +1,73 @@
+"""Flat dictionaries of tensors: a model, a gradient, a client's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+# --- flat dictionaries -------------------------------------------------------------------------------------------
+
+
+def pick(entries: Mapping[str, Tensor], part: str) -> Tensors:
+    """The entries `part.*`, without the prefix."""
+    return {name[len(part) + 1 :]: value for name, value in entries.items() if name.startswith(part + ".")}
+
+
+def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
+    """The entries, named `part.*`."""
+    return {f"{part}.{name}": value for name, value in entries.items()}
+
+
+def cast(entries: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensors:
+    """The entries as a device computes with them, such as initial weights, which are made as a module makes them."""
+    return {name: value.to(device, dtype) for name, value in entries.items()}
+
+
+def dot(a: Tensors, b: Tensors) -> Tensor:
+    """The inner product over all entries."""
+    return torch.stack([(a[name] * b[name]).sum() for name in a]).sum()
+
+
+def distance(a: Tensors, b: Tensors) -> Tensor:
+    """The Euclidean distance over all entries."""
+    difference = {name: a[name] - b[name] for name in a}
+    return dot(difference, difference).sqrt()
+
+
+def at(table: Tensor, position: Tensor) -> Tensor:
+    """A table's row at a position that is a tensor."""
+    return table.index_select(0, position[None])[0]
+
+
+def grown(stored: Tensor, fresh: Tensor) -> Tensor:
+    """A stored tensor in memory of its own, with what a fresh one has beyond it: the rows of further classes in a head,
+    of further tasks in a table."""
+    if stored.dtype != fresh.dtype or stored.ndim != fresh.ndim or any(map(int.__gt__, stored.shape, fresh.shape)):
+        found, needed = ((str(t.dtype), tuple(t.shape)) for t in (stored, fresh))
+        raise ValueError(f"{found} where {needed} is needed")
+    result = fresh.clone(memory_format=torch.contiguous_format)
+    result[tuple(slice(n) for n in stored.shape)] = stored.to(fresh.device)
+    return result
+
+
+def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tensors:
+    """The weighted mean over the first axis of those who are present; what the absent sent, even NaN, has no effect."""
+    weights = torch.where(present, weights, 0)
+    weights = weights / weights.sum()
+
+    def mean(stack: Tensor) -> Tensor:
+        column = (-1,) + (1,) * (stack.ndim - 1)
+        share = weights.to(stack.dtype).reshape(column) * stack
+        return torch.where(present.reshape(column), share, 0).sum(0)
+
+    return {name: mean(stack) for name, stack in uploads.items()}
+
+
+def broken(uploads: Tensors) -> Tensors:
+    """As an injected fault leaves them: no numbers."""
+    return {name: t * torch.nan if t.is_floating_point() else t for name, t in uploads.items()}
