@@ -30,3 +30,7 @@ def __getattr__(name: str) -> Any:
 
         return Result
     raise AttributeError(f"module 'fedmes' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

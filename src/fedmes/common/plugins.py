@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import linecache
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmes.errors import UserError, unknown
+
+NO_FILE = "<python>.py"  # stands for the file of a class that was typed into a notebook
 
 
 def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -23,6 +26,9 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     file, colon, attribute = name.rpartition(":")
     if not colon or not file.endswith(".py"):
         raise unknown(kind, name, [*builtin, *found])
+    if file == NO_FILE:
+        there = f"fedmes.run({kind}={attribute}, ...)"
+        raise UserError(f"{kind} '{name}' is from a notebook; pass the class itself: {there}")
     path = Path(file).resolve()
     if not path.is_file():
         raise UserError(f"{kind} '{name}': there is no file {file}")
@@ -54,8 +60,34 @@ def _load(kind: str, name: str, entry: metadata.EntryPoint) -> Callable[..., Any
 
 def reference(thing: Callable[..., Any]) -> str:
     """How a configuration names an object that was passed in from Python."""
+    return f"{_file(thing) or NO_FILE}:{getattr(thing, '__qualname__', thing)}"
+
+
+def source(thing: Callable[..., Any]) -> str | None:
+    """The text that an object comes from: its file, or its cells of a notebook; None where there is neither."""
+    if (file := _file(thing)) is not None:
+        return file.read_text(encoding="utf-8", errors="replace")
+    family = thing.__mro__ if isinstance(thing, type) else (thing,)
+    cells = dict.fromkeys(cell for member in family if _is_typed(member) for cell in _cells(member))
+    return "".join("".join(linecache.getlines(cell)) for cell in cells) or None
+
+
+def _file(thing: Any) -> Path | None:
+    """The file that defines an object. What is typed into a notebook has at best a file that goes with its kernel."""
     try:
-        file = inspect.getsourcefile(thing)
-    except TypeError:
-        file = None
-    return f"{Path(file).resolve() if file else '<python>.py'}:{getattr(thing, '__qualname__', thing)}"
+        file = None if _is_typed(thing) else inspect.getsourcefile(thing)
+    except (TypeError, OSError):
+        return None
+    return Path(file).resolve() if file is not None and Path(file).is_file() else None
+
+
+def _is_typed(thing: Any) -> bool:
+    """Does it come from a notebook or a prompt?"""
+    return getattr(thing, "__module__", None) == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+
+
+def _cells(thing: Any) -> list[str]:
+    """The notebook cells in which a function, or a class's functions, were typed, by the names that Python knows."""
+    functions = vars(thing).values() if isinstance(thing, type) else (thing,)
+    codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
+    return [code.co_filename for code in codes if code is not None]
