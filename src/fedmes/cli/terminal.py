@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from fedmes.experiment.recorder import Listener, Progress
+    from fedmes.experiment.recorder import Standing
     from fedmes.results.run_dir import Result
 
 
 @contextmanager
-def progress(quiet: bool, title: str) -> Iterator[Listener | None]:
+def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | None]:
     """A bar on a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
@@ -34,7 +34,7 @@ def progress(quiet: bool, title: str) -> Iterator[Listener | None]:
     with Bar(*columns, console=console, transient=True) as bar:
         line = bar.add_task(title, total=None, status="preparing")
 
-        def listener(now: Progress) -> None:
+        def listener(now: Standing) -> None:
             accuracy = "" if now.accuracy is None else f", accuracy so far {now.accuracy:.3f}"
             status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}{accuracy}"
             bar.update(line, total=now.rounds_total, completed=now.rounds_done, status=status)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ def main(grid: Grid, context: Context) -> None:
             file.write(json.dumps(content) + "\n")
 
     def on_progress(now: Progress) -> None:
-        tell({name: value for name, value in asdict(now).items() if name not in ("rows", "scores")})
+        tell(now.numbers())
 
     try:
         serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)

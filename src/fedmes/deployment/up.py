@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.experiment.prepare import agreement, prepare, sites_blueprint
-from fedmes.experiment.recorder import Listener, Progress
+from fedmes.experiment.recorder import Standing
 from fedmes.results import checkpoint, run_dir
 from fedmes.results.run_dir import Result
 
+Watcher = Callable[[Standing], None]
 
-def up(config: Config, out: Path | None, on_progress: Listener | None = None) -> Result:
+
+def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> Result:
     """Start a site for each client, run the experiment on them, and end every process whatever happens. Called again
     with the same directory it goes on where it was stopped."""
     config = config.with_({"engine.name": "flower"})
@@ -69,7 +71,7 @@ def _place(folder: Path, content: dict[str, Any]) -> Path:
 class _Tail:
     """What the server appends to its file of progress, passed on to a listener."""
 
-    def __init__(self, path: Path, listener: Listener | None) -> None:
+    def __init__(self, path: Path, listener: Watcher | None) -> None:
         self.path, self.listener = path, listener
         self.offset = path.stat().st_size if path.is_file() else 0
         self.error = ""  # what the server said at its end
@@ -87,7 +89,7 @@ class _Tail:
             if "error" in content:
                 self.error = content["error"]
             elif self.listener is not None:
-                self.listener(Progress(**content))
+                self.listener(Standing(**content))
 
 
 @contextmanager

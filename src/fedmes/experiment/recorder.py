@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from fedmes.tensors import Tensors, grown, pick, put
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a run stands after a round."""
+class Standing:
+    """Where a run stands after a round, in plain numbers: what a bar shows, and a line of `progress.jsonl`."""
 
     rounds_done: int
     rounds_total: int | None  # None: as many as it takes
@@ -27,6 +27,16 @@ class Progress:
     round: int  # within the task, from 1
     rounds: int
     accuracy: float | None  # mean oblivious accuracy over the tasks so far, after the last finished task
+
+    def numbers(self) -> dict[str, Any]:
+        """Just these, of which another process makes a Standing again."""
+        return {field.name: getattr(self, field.name) for field in fields(Standing)}
+
+
+@dataclass(frozen=True)
+class Progress(Standing):
+    """The same for whoever listens within the run, with all that was measured in the round."""
+
     rows: list[dict[str, Any]]  # of this round, as in rounds.csv
     scores: dict[str, np.ndarray]  # where a client has just finished a task: all so far, as in accuracy.npz
 
