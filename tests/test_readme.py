@@ -80,7 +80,11 @@ def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
 
 def test_every_link_of_the_docs_leads_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r'\]\(([^)#\s]+)(?: "[^"]*")?\)', page.read_text()):
+        text = page.read_text(encoding="utf-8")
+        inline = re.findall(r'\]\(([^)#\s]+)(?: "[^"]*")?\)', text)
+        references = dict(re.findall(r"^\[(r\d+)\]: (\S+)", text, re.M))
+        assert set(re.findall(r"\]\[(r\d+)\]", text)) == set(references), page.name
+        for link in [*inline, *references.values()]:
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
