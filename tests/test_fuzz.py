@@ -145,7 +145,7 @@ def options(keys, most):
 def test_any_options_are_validated(known, unknown):
     with well_behaved():
         made = config.load(None, known | unknown)
-        assert config.load(None, config._read_toml(stored(made))) is not None
+        assert config.load(None, config.loading._read_toml(stored(made))) is not None
 
 
 def stored(made):

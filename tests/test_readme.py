@@ -39,10 +39,10 @@ def test_every_snippet_of_the_readme_runs(tmp_path):
 
 def test_every_option_is_documented():
     documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE))
-    assert documented == set(config._keys())
+    assert documented == set(config.option_names())
 
 
-PAGES = {"quick-start": 5, "own-data": 3, "own-model": 2, "own-method": 4, "reproducing": 3}
+PAGES = {"quick-start": 5, "own-data": 3, "own-model": 2, "own-method": 4, "reproduce": 3}
 SMALLER = {
     "run": "--clients 2 --rounds 1 --epochs 1 -q", "compare": "--clients 2 --seeds 0 --rounds 1 --epochs 1 -q",
     "reproduce": "--seeds 0 --clients 2 --set rounds=1 --set epochs=1 -q", "report": "-q", "list": "",
@@ -91,3 +91,23 @@ def test_every_link_of_the_docs_leads_somewhere():
 def test_every_page_is_in_the_index():
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert pages == set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/index.md").read_text()))
+
+
+@pytest.mark.parametrize("page", ["glossary.md", "architecture.md"])
+def test_what_a_page_names_is_there(page):
+    """Files of the package, and options."""
+    named = re.findall(r"`([^`]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    files = {name for name in named if name.endswith(".py") and "/" in name and " " not in name}
+    assert files
+    for name in files:
+        assert (ROOT / "src/fedmes" / name).exists() or (ROOT / name).exists(), name
+    options = set(config.option_names())
+    sections = {name.partition(".")[0] for name in options if "." in name}
+    for name in named:
+        option = name.partition("=")[0]
+        if (
+            re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]+", option)
+            and not option.endswith((".npz", ".json"))
+            and option.partition(".")[0] in sections
+        ):
+            assert option in options, name

@@ -1,4 +1,5 @@
-"""The pictures of docs/concepts.md: `python docs/pictures/make.py` trains twice, for half a minute, for one of them."""
+"""The pictures of docs/concepts.md and docs/architecture.md: `python docs/pictures/make.py` trains twice, for half a
+minute, for one of them."""
 
 from pathlib import Path
 
@@ -136,8 +137,29 @@ def forgetting():
     return figure
 
 
+def rooms():
+    """The folders of the package, in the order in which data flows: each imports only those before it."""
+    figure, ax = blank(7.2, 4.3)
+    rows = (
+        ("what is asked", "#eef2f6", ("common", "config", "data", "scenario")),
+        ("the mathematics", "#dde7f3", ("models", "methods")),
+        ("what is kept", "#f3e3d3", ("results",)),
+        ("where clients run", "#dde7f3", ("engines", "engines/stacked", "engines/flower")),
+        ("from a configuration to a result", "#e0efe6", ("experiment",)),
+        ("who uses it", "#eef2f6", ("prediction", "report", "studies", "deployment", "cli")),
+    )
+    for i, (meaning, colour, folders) in enumerate(rows):
+        y = 3.72 - 0.7 * i
+        ax.text(0.1, y + 0.21, meaning, fontsize=8.5, va="center", color="#555555")
+        for k, folder in enumerate(folders):
+            box(ax, 2.15 + 1.0 * k, y, 0.92, 0.42, folder.replace("/", "/\n"), colour, size=8)
+        if i:
+            arrow(ax, (2.61, y + 0.7), (2.61, y + 0.46), colour=GREY)
+    return figure
+
+
 if __name__ == "__main__":
-    for make in (streams, one_round, memory_twice, forgetting):
+    for make in (streams, one_round, memory_twice, rooms, forgetting):
         with matplotlib.rc_context(canvas.SETTINGS | {"svg.fonttype": "none"}):
             name = make.__name__.replace("_", "-")
             make().savefig(HERE / f"{name}.svg", metadata={"Date": None, "Creator": None})

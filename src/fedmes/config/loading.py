@@ -88,7 +88,9 @@ def _explain(error: ValidationError, source: str | None) -> UserError:
     where = f" in {source}" if source else ""
     if first["type"] == "extra_forbidden":
         section, dot, _ = key.rpartition(".")
-        siblings = [known for known in _keys() if known.rpartition(".")[0] == section] if dot else list(_keys())
+        siblings = (
+            [known for known in option_names() if known.rpartition(".")[0] == section] if dot else list(option_names())
+        )
         text = str(unknown("key", key, siblings))
         return UserError(text.replace("';", f"'{where};", 1))
     reasons = {
@@ -101,7 +103,7 @@ def _explain(error: ValidationError, source: str | None) -> UserError:
     return UserError(f"{key}: {' or '.join(sorted(reasons))}{shown}{where}")
 
 
-def _keys() -> Iterable[str]:
+def option_names() -> Iterable[str]:
     for name, field in Config.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             for part, inner in field.annotation.model_fields.items():
