@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Entry = TypeVar("Entry")
 
 
 # --- flat dictionaries -------------------------------------------------------------------------------------------
 
 
-def pick(entries: Mapping[str, Tensor], part: str) -> Tensors:
+def pick(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
     """The entries `part.*`, without the prefix."""
     return {name[len(part) + 1 :]: value for name, value in entries.items() if name.startswith(part + ".")}
 

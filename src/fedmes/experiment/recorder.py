@@ -171,12 +171,11 @@ class Book:
 
     def _csv(self, row: RoundRow) -> dict[str, Any]:
         config = self.config
-        return {
+        return row.report | {
             "seed": config.seeds[row.seed],
             "task": row.position,
             "round": row.index,
             "client": row.client,
-            **row.report,
             "up_bytes": row.up_bytes,
             "down_bytes": row.down_bytes,
             "seconds": round(row.seconds, 6),

@@ -12,14 +12,14 @@ import numpy as np
 from fedmes.errors import UserError
 from fedmes.experiment.recorder import Listener, Progress
 from fedmes.results import metrics
-from fedmes.results.run_dir import ROUND_COLUMNS
+from fedmes.results.run_dir import PLACE
 
 SCORES = {
     "acc": "oblivious", "acc_masked": "masked",
     "acc_nolip": "oblivious_nolip", "acc_masked_nolip": "masked_nolip",
 }  # fmt: skip
 NUMBERS = ("acc_all", "fr", "acc_final", "fr_final")
-QUANTITIES = [name for name in ROUND_COLUMNS if name not in ("seed", "task", "round", "client", "reason")]
+NO_QUANTITIES = (*PLACE, "reason")
 
 
 @contextmanager
@@ -38,10 +38,9 @@ def event_files(directory: Path, seeds: Sequence[int]) -> Iterator[Listener]:
             writers.extend(SummaryWriter(str(directory / f"seed{seed}"), purge_step=step) for seed in seeds)
         for place, (seed, writer) in enumerate(zip(seeds, writers, strict=True)):
             rows = [row for row in now.rows if row["seed"] == seed]
-            for name in QUANTITIES:
-                values = [float(row[name]) for row in rows if row.get(name) is not None]
-                if values:
-                    writer.add_scalar(f"round/{name}", float(np.mean(values)), step)
+            for name in dict.fromkeys(name for row in rows for name in row if name not in NO_QUANTITIES):
+                values = [float(row[name]) for row in rows if name in row]
+                writer.add_scalar(f"round/{name}", float(np.mean(values)), step)
             for name, table in now.scores.items():
                 found = metrics.summary(table[place : place + 1])
                 for number in NUMBERS:

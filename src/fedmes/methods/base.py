@@ -108,7 +108,8 @@ class Method:
         raise NotImplementedError
 
     def report(self, st: Tensors, bc: Tensors) -> Tensors:
-        """Numbers about the round just trained, for `rounds.csv`."""
+        """Numbers about the round just trained: columns of `rounds.csv`, under names that its other columns do not
+        have."""
         return {}
 
     def end_task(self, st: Tensors, me: Me) -> Tensors:

@@ -98,9 +98,9 @@ def _curves(runs: Sequence[Run], measure: Callable[..., Curve], score: str, skip
     return [_curve(place, measure(run.result, score), skip) for place, run in enumerate(runs)]
 
 
-def _curve(place: int, curve: Curve, skip: int = 0) -> Json:
-    found = {"run": place, "y": _list(curve.mean[skip:])}
-    return found | ({"sd": _list(curve.std[skip:])} if np.nansum(curve.std) > 0 else {})
+def _curve(place: int, curve: Curve, skip: int = 0, any_size: bool = False) -> Json:
+    found = {"run": place, "y": _list(curve.mean[skip:], any_size)}
+    return found | ({"sd": _list(curve.std[skip:], any_size)} if np.nansum(curve.std) > 0 else {})
 
 
 def _range(place: int, run: Run, score: str) -> Json:
@@ -139,9 +139,9 @@ def _votes(runs: Sequence[Run], tasks: list[int]) -> Json | None:
 
 def _rounds(group: Group) -> Json | None:
     panels = []
-    for name, title in series.ROUND_QUANTITIES.items():
+    for name, title in series.quantities(run.rounds for run in group.runs).items():
         curves = [
-            _curve(place, curve)
+            _curve(place, curve, any_size=name not in series.ROUND_QUANTITIES)
             for place, run in enumerate(group.runs)
             if (curve := series.by_round(run.config, run.rounds, name)) is not None
         ]
@@ -182,13 +182,15 @@ def _look(look: Look) -> list[int]:
     return [look.colour, look.dash, look.marker]
 
 
-def _list(values: Floats) -> list[float | None]:
-    return [_number(float(value)) for value in values]
+def _list(values: Floats, any_size: bool = False) -> list[float | None]:
+    return [_number(float(value), any_size) for value in values]
 
 
-def _number(value: float | None) -> float | None:
-    """As it is printed: three digits."""
-    return None if value is None or value != value else round(value, 3) + 0.0
+def _number(value: float | None, any_size: bool = False) -> float | None:
+    """As it is printed: three digits, which do not begin at the point where a number may be of any size."""
+    if value is None or value != value:
+        return None
+    return float(f"{value:.3g}") if any_size and abs(value) < 1 else round(value, 3) + 0.0
 
 
 def _seconds(value: float) -> float:

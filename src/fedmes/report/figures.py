@@ -188,11 +188,13 @@ def wall_clock(runs: Sequence[Run], score: str = "oblivious") -> Figure:
 
 
 def over_rounds(runs: Sequence[Run]) -> Figure | None:
-    """Share of rule-2 steps, lambda and distance to the received model over a client's rounds."""
+    """Share of rule-2 steps, lambda, distance to the received model and what else methods report, over a client's
+    rounds."""
+    quantities = series.quantities(run.rounds for run in runs)
     curves = {
         name: [(place, curve) for place, run in enumerate(runs)
                if (curve := series.by_round(run.config, run.rounds, name)) is not None]
-        for name in series.ROUND_QUANTITIES
+        for name in quantities
     }  # fmt: skip
     shown = [name for name, found in curves.items() if found]
     if not shown:
@@ -206,7 +208,7 @@ def over_rounds(runs: Sequence[Run]) -> Figure | None:
             if config.tasks <= 12:
                 for task in range(1, config.tasks):
                     ax.axvline(task * config.rounds + 0.5, color=FAINT, linewidth=0.8, zorder=0)
-            ax.set_title(series.ROUND_QUANTITIES[name])
+            ax.set_title(quantities[name])
             canvas.whole_ticks(ax)
         axes[-1, 0].set_xlabel("rounds" + (", a line where a task begins" if config.tasks <= 12 else ""))
         there = {place for found in curves.values() for place, _ in found}

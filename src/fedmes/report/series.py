@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from fedmes.config.options import Config
 from fedmes.results import metrics
 from fedmes.results.metrics import Floats, mean
-from fedmes.results.run_dir import Result
+from fedmes.results.run_dir import PLACE, ROUND_COLUMNS, Result
 
 Rounds = Mapping[str, Floats]
 
@@ -83,13 +84,21 @@ def matrix(result: Result, name: str, client: int, seed: int | None = None) -> F
 
 
 def round_table(result: Result) -> dict[str, Floats]:
-    """The columns of `rounds.csv` as numbers; NaN where a cell is empty."""
-    names = ("seed", "task", "round", "client", "seconds", "left_out", *ROUND_QUANTITIES)
-    nan = float("nan")
-    return {
-        name: np.array([float(cell) if (cell := row.get(name)) not in (None, "") else nan for row in result.rounds])
-        for name in names
-    }
+    """The columns of `rounds.csv` as numbers; NaN where a cell is empty or infinite."""
+    own = dict.fromkeys(name for row in result.rounds for name in row if name is not None and name not in ROUND_COLUMNS)
+    names = (*PLACE, "seconds", "left_out", *ROUND_QUANTITIES, *own)
+    return {name: np.array([_number(row.get(name)) for row in result.rounds]) for name in names}
+
+
+def _number(cell: Any) -> float:
+    number = float("nan") if cell in (None, "") else float(cell)
+    return number if np.isfinite(number) else float("nan")
+
+
+def quantities(tables: Iterable[Rounds]) -> dict[str, str]:
+    """What these tables tell of the training, by column: what we know, and what methods of users' own report."""
+    own = (name for rounds in tables for name in rounds if name not in ROUND_COLUMNS)
+    return ROUND_QUANTITIES | {name: name for name in own}
 
 
 def fits(config: Config, rounds: Rounds) -> bool:
@@ -102,6 +111,8 @@ def fits(config: Config, rounds: Rounds) -> bool:
 def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
     """A quantity of `rounds.csv` over a client's own rounds: the mean over clients, then over seeds. None where a
     method has no such quantity."""
+    if name not in rounds:
+        return None
     cells = np.full((len(config.seeds), config.clients, config.tasks * config.rounds), np.nan)
     seed, step = _places(config, rounds)
     cells[seed, rounds["client"].astype(int), step] = rounds[name]

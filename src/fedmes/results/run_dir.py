@@ -23,10 +23,12 @@ from fedmes.errors import UserError
 from fedmes.results import metrics
 from fedmes.results.metrics import Floats
 
-ROUND_COLUMNS = (
-    "seed", "task", "round", "client", "loss", "lambda", "rule2", "distance",
-    "up_bytes", "down_bytes", "seconds", "left_out", "reason",
-)  # fmt: skip
+# The columns of rounds.csv: whose row it is, what the method reports, what the engine counts. A method may report more,
+# under other names than these.
+PLACE = ("seed", "task", "round", "client")
+REPORTED = ("loss", "lambda", "rule2", "distance")
+COUNTED = ("up_bytes", "down_bytes", "seconds", "left_out", "reason")
+ROUND_COLUMNS = (*PLACE, *REPORTED, *COUNTED)
 
 SECONDS = ("train", "eval", "compile", "total", "communication_modelled")
 
@@ -110,7 +112,8 @@ class Result:
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
         with (directory / "rounds.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, ROUND_COLUMNS, restval="")
+            columns = dict.fromkeys((*ROUND_COLUMNS, *(name for row in self.rounds for name in row)))
+            writer = csv.DictWriter(file, columns, restval="")
             writer.writeheader()
             writer.writerows(self.rounds)
         with (directory / "accuracy.npz").open("wb") as file:

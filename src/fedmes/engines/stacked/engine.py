@@ -33,7 +33,7 @@ from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.methods.base import Me, Method
 from fedmes.scenario.plan import Plan, Round
-from fedmes.tensors import Tensors, broken, cast, grown, put
+from fedmes.tensors import Tensors, broken, cast, grown, pick, put
 
 TOGETHER = 128  # samples of each client in one forward pass outside of training
 
@@ -128,10 +128,11 @@ class StackedEngine:
         rows = []
         for s, k in np.argwhere(active).tolist():
             work, mine_now = works[s][k], {name: column[s, k].item() for name, column in back.items()}
-            reason, up = VERDICTS[int(mine_now.pop("verdict"))], int(mine_now.pop("up"))
-            received = int(mine_now.pop("each") + work.first * mine_now.pop("first"))
+            reason, up = VERDICTS[int(mine_now["verdict"])], int(mine_now["up"])
+            received = int(mine_now["each"] + work.first * mine_now["first"])
             share = seconds / int(active.sum())
-            rows.append(RoundRow(s, k, work.position, work.index, mine_now, up, received, share, reason))
+            report = pick(mine_now, "report")
+            rows.append(RoundRow(s, k, work.position, work.index, report, up, received, share, reason))
         return rows
 
     def _begin_round(self, everybody: bool) -> tuple[Tensor, Tensor]:
@@ -158,7 +159,7 @@ class StackedEngine:
         some = present.sum(1) >= method.config.server.min_clients
         for name, new in vmap(method.aggregate)(bc, uploads, present, self.me.samples).items():
             bc[name].copy_(torch.where(some.reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
-        return {"verdict": verdict, "up": wire.size(uploads, 2)} | report
+        return {"verdict": verdict, "up": wire.size(uploads, 2)} | put("report", report)
 
     def _merge(self, new: Tensors, mask: Tensor | None) -> None:
         """Take over what changed, for those it concerns."""

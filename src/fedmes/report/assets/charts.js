@@ -16,7 +16,8 @@ const Charts = (() => {
   ];
   const colour = (look) => `var(--c${look[0]})`;
   const minus = (text) => text.replace("-", "\u2212");
-  const three = (value) => (value == null ? "\u2013" : minus(value.toFixed(3)));
+  const tiny = (value) => value !== 0 && Math.abs(value) < 0.0005; // only what methods of users' own report
+  const three = (value) => (value == null ? "\u2013" : minus(tiny(value) ? value.toPrecision(3) : value.toFixed(3)));
 
   function svg(tag, attributes = {}, ...children) {
     const made = document.createElementNS(NS, tag);
@@ -48,11 +49,12 @@ const Charts = (() => {
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-6; v += step) found.push(Math.round(v * 1e9) / 1e9);
     return found;
   }
-  const places = (step) => [0, 1, 2, 3, 4].find((d) => Math.abs(step * 10 ** d - Math.round(step * 10 ** d)) < 1e-6) ?? 4;
-  function extent(values, floor = 0.04) { // a domain with some air
+  const places = (step) => [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].find((d) => Math.abs(step * 10 ** d - Math.round(step * 10 ** d)) < 1e-6) ?? 9;
+  function extent(values, anySize = false) { // a domain with some air
     const known = values.filter((v) => v != null);
     if (!known.length) return [0, 1];
     let [low, high] = known.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+    const floor = (anySize && Math.min(0.04, 0.04 * Math.max(-low, high))) || 0.04;
     if (high - low < floor) [low, high] = [(low + high - floor) / 2, (low + high + floor) / 2];
     const air = (high - low) * 0.05;
     return [low - air, high + air];

@@ -93,7 +93,7 @@ const Figures = (() => {
         title: `${title}; the arrow keys read out its values`,
         xs: figure.x, xName: figure.xName, xLabel: many ? undefined : figure.xLabel, yLabel: panel.y, small: many, marks: figure.marks, join: figure.join,
         height: panel.alone ? 250 : undefined,
-        domain: panel.alone ? Charts.extent(values(panel)) : together,
+        domain: panel.alone ? Charts.extent(values(panel), true) : together,
         series: dressed(group, shown, panel, panel.series ?? []),
         points: dressed(group, shown, panel, panel.points ?? []),
         boxes: dressed(group, shown, panel, panel.boxes ?? []),
