@@ -26,11 +26,11 @@ CURRENT = torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.bool)
 
 def test_worked_frequencies():
     """Two classes share the batch, three the memory: with equal logits a class of the task has 1/4, an earlier 1/6."""
-    offset = log_frequency(CURRENT, SEEN).double()
-    close(offset[SEEN], doubles(-math.log(2), -math.log(2), *[-math.log(3)] * 3), 1e-6)
+    offset = log_frequency(CURRENT, SEEN, torch.float64)
+    close(offset[SEEN], doubles(-math.log(2), -math.log(2), *[-math.log(3)] * 3), 1e-15)
     y, mask = torch.tensor([0, 4]), torch.ones(2)
     loss = [cross_entropy(offset[None], y[i : i + 1], mask[:1], SEEN[None]) for i in (0, 1)]
-    close(torch.stack(loss), (math.log(4), math.log(6)), 1e-6)
+    close(torch.stack(loss), (math.log(4), math.log(6)), 1e-15)
 
 
 def test_equal_classes_stay_equal():
@@ -46,15 +46,15 @@ def test_equal_classes_stay_equal():
         )
 
     nobody = torch.zeros(6, dtype=torch.float64)
-    close(grad(loss)(nobody, log_frequency(CURRENT, SEEN).double()), [0.0] * 6, 1e-7)
+    close(grad(loss)(nobody, log_frequency(CURRENT, SEEN, torch.float64)), [0.0] * 6, 1e-15)
     plain = grad(loss)(nobody, nobody)
     assert (plain[:2] < -0.05).all() and (plain[2:5] > 0.05).all()
 
 
 def test_without_earlier_classes_there_is_nothing_to_balance():
-    offset = log_frequency(SEEN, SEEN)
+    offset = log_frequency(SEEN, SEEN, torch.float32)
     assert torch.equal(offset[SEEN], offset[:1].expand(5))
-    assert torch.isfinite(log_frequency(SEEN & ~SEEN, SEEN & ~SEEN)).all()
+    assert torch.isfinite(log_frequency(SEEN & ~SEEN, SEEN & ~SEEN, torch.float32)).all()
 
 
 # --- images that move ------------------------------------------------------------------------------------------------

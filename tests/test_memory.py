@@ -341,7 +341,7 @@ def test_a_larger_memory_holds_all_of_a_smaller_one(policy):
 # --- labels --------------------------------------------------------------------------------------------------------
 
 
-def test_only_balanced_asks_for_labels():
+def test_of_all_policies_balanced_alone_asks_for_labels():
     stream = stream_of([18, 5, 7])
     for policy in ("fifo", "reservoir", "ring"):
         plain = Plan(stream, 0, 6, dataclasses.replace(WORK, policy=policy))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedmes import config
+from fedmes.common import keyed_random
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.memory import admitted_per_task, fifo
-from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.plan import Plan, Work, a_tenth_of_each_class
 from fedmes.scenario.stream import Client, Task
 
 CLASSES = 8
@@ -40,6 +41,7 @@ STAGGERED = dataclasses.replace(
     active=np.array([[0, 1], [1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 1], [1, 1], [1, 0], [1, 1]]),
 )
 STREAMS = {"lockstep": LOCKSTEP, "staggered": STAGGERED}
+ONE_CLASS = np.zeros(10_000, np.int64)  # labels by row, where they do not matter
 
 everybody = pytest.mark.parametrize(
     ("stream", "column"),
@@ -48,7 +50,7 @@ everybody = pytest.mark.parametrize(
 
 
 def plan(stream="lockstep", column=0, capacity=6, **work):
-    return Plan(STREAMS[stream], column, capacity, dataclasses.replace(WORK, **work))
+    return Plan(STREAMS[stream], column, capacity, dataclasses.replace(WORK, **work), ONE_CLASS)
 
 
 def rounds_of(made):
@@ -384,9 +386,43 @@ def test_held_back_samples_are_neither_trained_on_nor_remembered(stream, column,
 
 def test_a_tenth_is_held_back_and_something_is_left():
     sized = client("sized", *[(count, (0,), (0,)) for count in (1, 2, 9, 20, 39, 100)])
-    made = Plan(streams.assemble(0, 1, [sized], 1), 0, 6, dataclasses.replace(WORK, hold_back=True))
+    made = Plan(streams.assemble(0, 1, [sized], 1), 0, 6, dataclasses.replace(WORK, hold_back=True), ONE_CLASS)
     assert [len(numbers) for numbers in made.held_back] == [0, 1, 1, 2, 3, 10]
     assert [len(numbers) for numbers in made.samples] == [1, 1, 8, 18, 36, 90]
+    assert made.held_back_until(0).tolist() == []
+
+
+def held_back(counts, seed=0):
+    """How many samples of each class are held back of a task that has so many."""
+    label = np.repeat(np.arange(len(counts)), counts)
+    mixed = keyed_random.permutation(len(label), seed)
+    chosen = a_tenth_of_each_class(mixed, label)
+    assert len(set(chosen.tolist())) == len(chosen)
+    return np.bincount(label[chosen], minlength=len(counts)).tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_held_back_samples_are_of_all_classes_and_leave_some_of_each(seed):
+    """Classes of one sample are trained on, not held back, however often one draws."""
+    assert held_back([19, 1], seed) == [2, 0]
+    assert held_back([1, 1, 1], seed) == [0, 0, 0]
+    assert held_back([2, 1, 1], seed) == [1, 0, 0]
+    assert held_back([100, 50, 30, 10], seed) == [10, 5, 3, 1]
+    assert sorted(held_back([5] * 10, seed)) == [0] * 5 + [1] * 5
+    few, many = held_back([3, 37], seed)
+    assert (few + many, few <= 1) == (4, True)
+
+
+def test_samples_are_held_back_at_random():
+    assert len({str(held_back([5] * 10, seed)) for seed in range(20)}) > 5
+    label = np.zeros(40, np.int64)
+    drawn = [a_tenth_of_each_class(keyed_random.permutation(40, seed), label) for seed in range(200)]
+    assert np.bincount(np.concatenate(drawn), minlength=40).min() > 5  # each is drawn, 20 times on average
+
+
+def test_holding_back_asks_for_labels():
+    with pytest.raises(ValueError, match="holding samples back needs the labels"):
+        Plan(LOCKSTEP, 0, 6, dataclasses.replace(WORK, hold_back=True))
 
 
 def test_nothing_is_held_back_unless_asked():

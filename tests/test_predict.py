@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 
 import numpy as np
@@ -99,8 +100,8 @@ def test_told_the_task_only_its_classes_are_in_question(digits_run):
     about = json.loads((digits_run / "seed0/client0/client.json").read_text())
     images = digits_data.load().x[:30]
     said = client.predict(images, task=1)
-    assert set(said.ids) <= set(about["blocks"][1])
-    assert {int(name) for name in said[0].probabilities} == set(about["blocks"][1])
+    assert set(said.ids) <= set(about["classes"][1])
+    assert {int(name) for name in said[0].probabilities} == set(about["classes"][1])
     with pytest.raises(UserError, match=r"tasks 0 to 2, not 3"):
         client.predict(images, task=3)
 
@@ -158,6 +159,43 @@ def test_each_source_is_normalised_by_itself(tmp_path):
         client.predict(plain.x[0], source=2)
 
 
+@pytest.mark.parametrize("method", ["fedmes", "fedweit", "knn-per"])
+def test_a_client_that_has_learned_nothing_refuses(method, tmp_path):
+    """Client 2 is never there, the others miss a task: what they began with would answer."""
+    options = {"clients": 4, "rounds": 2, "server": {"fraction": 0.2}, "knn": {"theta": "tuned"}}
+    result = fedmes.run(method=method, out=tmp_path / "out", **(TINY | {"epochs": 1} | options))
+    x = digits_data.load().x[:3]
+    learned = [sorted({row["task"] for row in result.rounds if row["client"] == k}) for k in range(4)]
+    assert [len(tasks) for tasks in learned] == [2, 2, 0, 2]
+    for k, tasks in enumerate(learned):
+        client = fedmes.load_client(tmp_path / f"out/seed0/client{k}")
+        for task in range(3):
+            if task in tasks:
+                assert len(client.predict(x, task=task)) == 3
+                continue
+            words = f"client {k} has learned nothing " + (f"of task {task} yet; it has learned" if tasks else "yet, so")
+            with pytest.raises(UserError, match=words):
+                client.predict(x, task=task)
+    with pytest.raises(UserError, match="client 2 has learned nothing yet, so it cannot predict"):
+        fedmes.load_client(tmp_path / "out/seed0/client2").predict(x)
+
+
+def test_directories_of_old_say_what_they_said(digits_run, tmp_path):
+    """Until classes were stored beside them, `blocks` were what a client that is told its task chooses among."""
+    site = tmp_path / "site"
+    shutil.copytree(digits_run / "seed0/client0", site)
+    about = json.loads((site / "client.json").read_text())
+    now = fedmes.load_client(site).predict(digits_data.load().x[:30], task=1)
+    about["blocks"] = about.pop("classes")
+    del about["learned"]
+    (site / "client.json").write_text(json.dumps(about))
+    old = fedmes.load_client(site)
+    assert np.array_equal(old.predict(digits_data.load().x[:30], task=1).probabilities, now.probabilities)
+    (site / "client.json").write_text(json.dumps(about | {"tasks_learned": 0, "position": 0}))
+    with pytest.raises(UserError, match="has learned nothing yet"):
+        fedmes.load_client(site).predict(digits_data.load().x[:1])
+
+
 def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
     """A site writes its directory after each task: of later ones there is nothing in it."""
     prepared = prepare(config.load(digits_run / "config.toml", {}))
@@ -172,8 +210,12 @@ def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
         )  # fmt: skip
         about = json.loads((site / "client.json").read_text())
         assert (about["position"], about["tasks_learned"]) == (position, position + 1)
-        assert set(about["seen"]) == {c for block in about["blocks"][: position + 1] for c in block}
-        assert len(fedmes.load_client(site).tasks) == 4 * (position + 1)
+        assert set(about["seen"]) == {c for own in about["classes"][: position + 1] for c in own}
+        assert about["learned"] == list(range(position + 1))
+        client = fedmes.load_client(site)
+        assert len(client.tasks) == 4 * (position + 1)
+        with pytest.raises(UserError, match=f"has learned nothing of task {position + 1} yet; it has learned 0"):
+            client.predict(source.dataset.x[:1], task=position + 1)
     assert os.access(site / "checkpoint", os.X_OK)  # what else lies there is left alone
     assert {stat.S_IMODE(f.stat().st_mode) for f in site.iterdir() if f.is_file()} == {0o600}
     assert not list(site.glob("*.part"))

@@ -290,7 +290,8 @@ def planned(draw):
         hold_back=draw(some.booleans()),
         walk=draw(some.sampled_from(["task", "seen"])),
     )
-    return stream, Plan(stream, 0, draw(some.integers(0, 20)), work)
+    labels = np.array(draw(some.lists(some.integers(0, 2), min_size=row, max_size=row)))
+    return stream, Plan(stream, 0, draw(some.integers(0, 20)), work, labels)
 
 
 @fixed

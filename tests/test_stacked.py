@@ -120,6 +120,7 @@ def test_lanes_change_nothing(threads):
     "options",
     [
         {"knn.theta": "tuned"},
+        {"knn.theta": "tuned", "stream.classes_min": 1, "stream.classes_max": 1, "stream.cap": 1},  # one sample
         {"knn.memory": "before", "knn.kernel": "exp_d2"},
         {"train.scope": "block"},
         {"train.scope": "tasks", "stream.classes_max": 3, "eval.told": "block"},

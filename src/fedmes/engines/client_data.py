@@ -71,6 +71,7 @@ class Site:
         self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
+        self.classes = torch.from_numpy(self.plan.own).to(samples.device)
         self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
         self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
 
@@ -120,6 +121,7 @@ class Site:
             lr=scalar(optim.lr * optim.gamma ** (work.index if work else 0), self.samples.dtype),
             samples=scalar(len(work.samples) if work else 0, self.samples.dtype),
             blocks=self.blocks,
+            classes=self.classes,
             seen=self.seen[work.position if work else 0],
             epoch=scalar(0, torch.int64),
             key=scalar(int(work.key[0]) if work else 0, torch.int64),

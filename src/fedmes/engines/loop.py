@@ -40,12 +40,13 @@ def client_round(method: Method, st: Tensors, bc: Tensors, work: Round, site: Si
 def client_predictor(method: Method, st: Tensors, bc: Tensors, position: int, site: Site) -> Tensors:
     """What predicts for a client that has learned its tasks up to this position."""
     ready = method.ready(st, bc, site.store(position))
-    if method.tune is not None:
-        sums: Tensors = {}
-        for chunk in site.chunks(site.plan.held_back_until(position), position):
-            sums = _add(sums, method.tune(ready, chunk, site.seen[position]))
-        ready = ready | method.tuned(ready, sums)
-    return ready
+    held_back = site.plan.held_back_until(position)
+    if method.tune is None or not len(held_back):  # of tasks of one sample nothing is held back
+        return ready
+    sums: Tensors = {}
+    for chunk in site.chunks(held_back, position):
+        sums = _add(sums, method.tune(ready, chunk, site.seen[position]))
+    return ready | method.tuned(ready, sums)
 
 
 def client_score(

@@ -42,6 +42,7 @@ class Me(NamedTuple):
     lr: Tensor
     samples: Tensor  # how many training samples this round walks
     blocks: Tensor  # [T, C] the classes of each task's block
+    classes: Tensor  # [T, C] and those of them that the client has; blocks may share classes, so `seen` does not tell
     seen: Tensor  # [C] the classes met so far, this task's included
     epoch: Tensor  # only moving within `step`
     key: Tensor  # a random number of (seed, client, round); in `step`, for dropout, another one each time
@@ -138,5 +139,6 @@ class Method:
     def explain(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> Tensors:
         """What `predict` says and what it rests on, in one pass: where a memory votes, also its probabilities "memory"
         [B, C], whether it "voted" [B], and "distance" and "index" of the nearest stored samples [B, K]. Who overrides
-        `predict` there overrides this too. Of `me`, only position, blocks and seen are known outside of a run."""
+        `predict` there overrides this too. Outside of a run, only position, blocks, classes
+        and seen of `me` are known."""
         return self.predict(ready, x, scope, task, me)

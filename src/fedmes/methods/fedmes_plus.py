@@ -51,8 +51,7 @@ class FedMeSPlus(FedAvg):
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         x, old = self.shown(batch.x, me.key + FROM_TASK), self.shown(mem.x, me.key + FROM_MEMORY)
         taught = self.net.logits(pick(st, "past.w"), x)
-        current = at(me.blocks, me.position) & me.seen
-        prior = self.options.balance * log_frequency(current, me.seen).to(x.dtype)
+        prior = self.options.balance * log_frequency(at(me.classes, me.position), me.seen, x.dtype)
 
         def loss(w: Tensors) -> Tensor:
             now, before = self.both_logits(w, x, old, me.key)
@@ -87,11 +86,11 @@ class FedMeSPlus(FedAvg):
         return put("w", {name: (p + bc[f"w.{name}"]) / 2 for name, p in pick(st, "w").items()})
 
 
-def log_frequency(current: Tensor, seen: Tensor) -> Tensor:
+def log_frequency(current: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     """How often a step sees each class [C]: half of its samples are shared by the task's classes, half by the earlier
     ones. Added to logits in training, it leaves them free of it (balanced softmax)."""
     classes, earlier = current.sum().clamp(min=1), (seen & ~current).sum().clamp(min=1)
-    return -torch.where(current, classes, earlier).log()
+    return -torch.where(current, classes, earlier).to(dtype).log()
 
 
 def moved(x: Tensor, key: Tensor, flip: bool) -> Tensor:

@@ -106,12 +106,9 @@ class Client:
         self.method, self.config = method, stored.config
         self.voters, self.tasks, self.normalisation = stored.voters, stored.tasks, stored.normalisation
         self._dtype = dtype
-        seen = torch.zeros(len(self.class_names), dtype=torch.bool)
-        seen[about.seen] = True
-        blocks = torch.zeros(len(about.blocks), len(self.class_names), dtype=torch.bool)
-        for p, block in enumerate(about.blocks):
-            blocks[p, block] = True
-        self._me = _standing(about.position, blocks, seen, dtype)
+        self._me = _standing(about, dtype)
+        self._told = self._me.blocks if self.config.eval.told == "block" else self._me.classes
+        self._learned = _learned(about)
         with torch.no_grad():
             self._ready = put("w", stored.weights) | method.recall(stored.weights, self._store()) | stored.beside
             self._explain(torch.zeros(1, *self.shape, dtype=dtype), -1)  # whatever does not fit shows now
@@ -140,8 +137,7 @@ class Client:
         `source`: the data set they are from, for a client whose samples are from several.
         """
         samples = self.samples(x)
-        if task is not None and not 0 <= task < len(self._me.blocks):
-            raise UserError(f"task: this client has tasks 0 to {len(self._me.blocks) - 1}, not {task}")
+        self._refuse_unlearned(task)
         if source is None and self.sources > 1:
             raise UserError(f"source: the samples are from {self.sources} data sets; say from which, 0 is the first")
         if source is not None and not 0 <= source < self.sources:
@@ -166,6 +162,17 @@ class Client:
             distance=said.get("distance", nobody).numpy(),
         )
 
+    def _refuse_unlearned(self, task: int | None) -> None:
+        """Initial weights and a task's untrained part answer too, and look as sure as any."""
+        tasks = len(self._me.blocks)
+        if not self._learned:
+            raise UserError(f"client {self.name} has learned nothing yet, so it cannot predict")
+        if task is not None and not 0 <= task < tasks:
+            raise UserError(f"task: this client has tasks 0 to {tasks - 1}, not {task}")
+        if task is not None and task not in self._learned:
+            known = ", ".join(map(str, self._learned))
+            raise UserError(f"task: client {self.name} has learned nothing of task {task} yet; it has learned {known}")
+
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
         return inputs.samples(x, self.shape, pixels=self.normalisation is not None)
@@ -177,7 +184,7 @@ class Client:
         return samples.take(torch.arange(len(x)), samples.scale(self.normalisation))
 
     def _scope(self, position: int) -> Tensor:
-        return self._me.seen if position < 0 else self._me.blocks[position]
+        return self._me.seen if position < 0 else self._told[position]
 
     def _explain(self, x: Tensor, position: int) -> Tensors:
         return self.method.explain(self._ready, x, self._scope(position), torch.tensor(position), self._me)
@@ -264,11 +271,27 @@ def _compare(params: Tensors, stored: client_dir.Stored) -> None:
         raise UserError(f"model.safetensors has values of type {', '.join(sorted(map(str, kinds)))}")
 
 
-def _standing(position: int, blocks: Tensor, seen: Tensor, dtype: torch.dtype) -> Me:
+def _standing(about: client_dir.About, dtype: torch.dtype) -> Me:
     """A client that is not in a round."""
+
+    def table(rows: list[list[int]]) -> Tensor:
+        marks = torch.zeros(len(rows), len(about.class_names), dtype=torch.bool)
+        for mine, labels in zip(marks, rows, strict=True):
+            mine[labels] = True
+        return marks
+
     no, zero = torch.tensor(False), torch.tensor(0)
     nothing = torch.zeros((), dtype=dtype)
-    return Me(zero, torch.tensor(position), no, no, nothing, nothing, blocks, seen, zero, zero)
+    blocks = table(about.blocks)
+    classes = blocks if about.classes is None else table(about.classes)  # of old, blocks were what a task means here
+    tables = (blocks, classes, table([about.seen])[0])
+    return Me(zero, torch.tensor(about.position), no, no, nothing, nothing, *tables, zero, zero)
+
+
+def _learned(about: client_dir.About) -> list[int]:
+    if about.learned is not None:
+        return about.learned
+    return list(range(about.position + 1)) if about.tasks_learned else []
 
 
 def predict_files(

@@ -65,8 +65,10 @@ class About(BaseModel):
     shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]  # what the network sees: [C, H, W] or [D]
     class_names: Annotated[list[str], Field(min_length=1)]
     seen: list[Count]  # class ids that the client has met: what is chosen among
-    blocks: list[list[Count]]  # class ids of each task: what is chosen among by who is told it
+    blocks: list[list[Count]]  # class ids of each task
+    classes: list[list[Count]] | None = None  # and those of them that the client has; None in files of old
     tasks_learned: Count
+    learned: list[Count] | None = None  # which these are; None in files of old: all up to the last
     position: Count  # the task learned last, from 0
     memory_size: Count
     normalisation: Statistics | None  # None: samples are float numbers, taken as they are
@@ -82,10 +84,14 @@ class About(BaseModel):
             raise ValueError(f"shape: {self.shape} is no [C, H, W] or [D] of at most {SAMPLE_LIMIT} values")
         if len(self.blocks) * classes > BLOCKS_LIMIT:
             raise ValueError("blocks: too many tasks and classes")
-        if any(label >= classes for labels in (self.seen, *self.blocks) for label in labels):
-            raise ValueError(f"seen and blocks: class ids are below {classes}")
+        if self.classes is not None and len(self.classes) != len(self.blocks):
+            raise ValueError(f"classes: of {len(self.classes)} tasks, blocks are of {len(self.blocks)}")
+        if any(label >= classes for labels in (self.seen, *self.blocks, *(self.classes or ())) for label in labels):
+            raise ValueError(f"seen, blocks and classes: class ids are below {classes}")
         if self.position >= len(self.blocks):
             raise ValueError(f"position: {self.position} with {len(self.blocks)} tasks")
+        if any(task > self.position for task in self.learned or ()):
+            raise ValueError(f"learned: {self.learned}, where the last task learned is {self.position}")
         return self
 
     def statistics(self) -> Normalisation | None:
@@ -157,8 +163,10 @@ def save_client(
         shape=list(dataset.shape),
         class_names=list(dataset.class_names),
         seen=np.flatnonzero(plan.seen[last]).tolist(),
-        blocks=[np.flatnonzero(classes).tolist() for classes in plan.told(config.eval.told)],
+        blocks=[np.flatnonzero(classes).tolist() for classes in plan.blocks],
+        classes=[np.flatnonzero(classes).tolist() for classes in plan.own],
         tasks_learned=len(learned),
+        learned=learned,
         position=last,
         memory_size=plan.capacity,
         normalisation=None if normalisation is None else _statistics(normalisation),

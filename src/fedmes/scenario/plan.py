@@ -18,6 +18,7 @@ from fedmes.scenario.memory import POLICIES, Traits, admitted_per_task
 from fedmes.scenario.stream import Stream
 
 HOLD_BACK = 0.1  # the share of a task that is kept for tuning and never trained on
+NOTHING: Ints = np.zeros(0, np.int64)
 
 Bools = NDArray[np.bool_]
 
@@ -64,8 +65,8 @@ class Plan:
         labels: Ints | None = None,
         room: int | None = None,
     ) -> None:
-        """`labels`: by row of the data set; only the memory policy `balanced` needs them. `room`: for how many tasks
-        there are tables, where more may come than the stream has."""
+        """`labels`: by row of the data set; the memory policy `balanced` and holding back need them. `room`: for how
+        many tasks there are tables, where more may come than the stream has."""
         client = stream.clients[column]
         self.name = client.name
         self.seed = stream.seed
@@ -102,10 +103,15 @@ class Plan:
         traits = Traits(np.concatenate(ranks), self.task, None if labels is None else labels[self.rows])
         store: Ints = np.zeros(0, np.int64)
         for p, (size, known) in enumerate(zip(sizes, stream.known(column), strict=True)):
-            order = starts[p] + keyed_random.permutation(size, self.seed, "hold-back", self.name, p)
-            spare = min(max(1, int(HOLD_BACK * size)), size - 1) if work.hold_back else 0
-            self.held_back.append(np.sort(order[:spare]))
-            self.samples.append(np.sort(order[spare:]))
+            numbers = np.arange(starts[p], starts[p] + size)
+            spare = NOTHING
+            if work.hold_back:
+                if traits.label is None:
+                    raise ValueError("holding samples back needs the labels: Plan(..., labels=dataset.y)")
+                order = keyed_random.permutation(size, self.seed, "hold-back", self.name, p)
+                spare = a_tenth_of_each_class(numbers[order], traits.label)
+            self.held_back.append(np.sort(spare))
+            self.samples.append(np.setdiff1d(numbers, spare))
             self.memory.append(store)
             if self.trained[p]:
                 mine = self.samples[p]
@@ -124,7 +130,7 @@ class Plan:
 
     def held_back_until(self, p: int) -> Ints:
         """What was kept back of the tasks trained so far."""
-        return np.concatenate([self.held_back[q] for q in range(p + 1) if self.trained[q]])
+        return np.concatenate([NOTHING, *(self.held_back[q] for q in range(p + 1) if self.trained[q])])
 
     def task_at(self, g: int) -> int:
         """The position at global round g; -1: nothing to do, as when another seed's run takes longer."""
@@ -205,3 +211,18 @@ class Plan:
             return np.tile(store, (steps, 1))
         order = np.argsort(keyed_random.uniforms((steps, len(store)), "memory-batch", *key), axis=1, kind="stable")
         return store[order[:, : self.work.memory_batch]]
+
+
+def a_tenth_of_each_class(shuffled: Ints, label: Ints) -> Ints:
+    """Of a task's samples in random order a tenth, and at least one, from all classes alike; of each class at least one
+    sample stays. `label`: by sample number."""
+    mine = label[shuffled]
+    order = np.argsort(mine, kind="stable")
+    first, count = (np.searchsorted(mine[order], mine, side=side) for side in ("left", "right"))
+    count = count - first
+    place = np.zeros_like(first)  # of each sample within its class
+    place[order] = np.arange(len(mine)) - first[order]
+    # A class's samples spread evenly between 0 and 1: the lowest of all are as many of each class as it has tenths.
+    depth = np.where(place < count - 1, (place + 0.5) / count, np.inf)
+    wanted = max(1, int(HOLD_BACK * len(mine)))
+    return shuffled[np.argsort(depth, kind="stable")[: min(wanted, int(np.isfinite(depth).sum()))]]

@@ -234,4 +234,5 @@ def _anybody(config: Config, params: Tensors) -> Me:
     classes = len(params["head.bias"]) if "head.bias" in params else len(params["head.weight"])
     number, weight = torch.zeros((), dtype=torch.int64), next(iter(params.values())).new_zeros(())
     yes, seen = torch.tensor(True), torch.zeros(classes, dtype=torch.bool)
-    return Me(number, number, yes, yes, weight, weight, seen.expand(config.tasks, -1), seen, number, number)
+    tables = (seen.expand(config.tasks, -1), seen.expand(config.tasks, -1), seen)
+    return Me(number, number, yes, yes, weight, weight, *tables, number, number)

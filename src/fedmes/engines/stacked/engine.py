@@ -310,11 +310,22 @@ class StackedEngine:
         state = {name: t[:, group] for name, t in self.state.items()}
         ready: Tensors = over(method.ready, "csc")(state, self.server, store)
         if method.tune is not None:
-            held = each(lambda plan, p: NOBODY if p is None else plan.held_back_until(p), plans, ended)
-            tune = over(method.tune, "ccc")
-            sums = self._summed(lambda batch: tune(ready, batch, me.seen), group, held)
-            ready = ready | over(method.tuned, "cc")(ready, sums)
+            ready = ready | self._tuned(group, each(_held_back, plans, ended), method, ready)
         return ready
+
+    def _tuned(self, group: slice, held_back: Grid, method: Method, ready: Tensors) -> Tensors:
+        """What the held-back samples decide, for those clients that have any."""
+        assert method.tune is not None
+        some = np.array(each(len, held_back)) > 0
+        if not some.any():
+            return {}
+        seen, tune = self.me.seen[:, group], over(method.tune, "ccc")
+        sums = self._summed(lambda batch: tune(ready, batch, seen), group, held_back)
+        there = self.batches.put(some)
+        return {
+            name: torch.where(there.reshape(*there.shape, *(1 for _ in value.shape[2:])), value, ready[name])
+            for name, value in over(method.tuned, "cc")(ready, sums).items()
+        }
 
     # --- results ---------------------------------------------------------------------------------------------------
 
@@ -368,6 +379,7 @@ class StackedEngine:
             lr=table(lambda work: optim.lr * optim.gamma**work.index, optim.lr, dtype),
             samples=table(lambda work: len(work.samples), 0, dtype),
             blocks=put(np.array(each(lambda plan: plan.blocks, self.plans))),
+            classes=put(np.array(each(lambda plan: plan.own, self.plans))),
             seen=put(np.array(seen)),
             epoch=torch.zeros_like(position),
             key=table(lambda work: work.key[0], 0, torch.int64),
@@ -394,6 +406,10 @@ def _right(
     """One client: how many it gets right, without being told the task and being told, in one or more ways."""
     p = vmap(method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, told, me)
     return {kind: ((q.argmax(-1) == y) * mask).sum(-1) for kind, q in p.items()}
+
+
+def _held_back(plan: Plan, position: int | None) -> Ints:
+    return NOBODY if position is None else plan.held_back_until(position)
 
 
 def _test_pieces(plan: Plan, position: int | None) -> list[tuple[int, Ints]]:
