@@ -111,3 +111,9 @@ def test_what_a_page_names_is_there(page):
             and option.partition(".")[0] in sections
         ):
             assert option in options, name
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    command = re.search(r"^pip install -e .*pytest.*$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
+    assert f"\n{command} || exit 1\n" in (ROOT / ".ci/run").read_text()
+    assert command in (ROOT / "CONTRIBUTING.md").read_text()
