@@ -6,17 +6,27 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import fedmes
 
 torch.set_num_threads(1)
 
-LONGEST = ("test_federation", "test_stacked", "test_resume", "test_flower")
+# How long an example takes says more about who else uses the machine than about the program.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+LONGEST = ["test_federation", "test_stacked", "test_resume", "test_flower"]  # the longest one first
+
+
+def pytest_configure(config):
+    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that hold the most tests
 
 
 def pytest_collection_modifyitems(items):
     """The longest files first, so that of several workers (`-n 2`) none is left alone with one of them at the end."""
-    items.sort(key=lambda item: item.module.__name__ not in LONGEST)
+    place = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.module.__name__, len(LONGEST)))
 
 
 @pytest.fixture

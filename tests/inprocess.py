@@ -1,12 +1,28 @@
-"""Flower's grid without processes: messages go to the client app and back, through their bytes, in this process."""
+"""Flower's grid without processes: messages go to the client app and back, through their bytes, in this process; and
+a clock for whoever waits for them."""
 
 from flwr.app import Context, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmes.deployment.app import site_desk
 from fedmes.engines.flower.client import client_app
 from fedmes.experiment.simulation import simulated_desk
+
+
+class Clock:
+    """Stands in for `time`: nobody waits, so nothing depends on how fast the machine is."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
 
 
 class Grid:
@@ -20,11 +36,15 @@ class Grid:
         }
         self.away = lambda node, message: False  # who does not answer
         self.gone = lambda: ()  # who is not even connected
+        self.starts = lambda k: 1  # how often its SuperNode has been started
         self.replies, self.received, self.sent = {}, [], 0
 
     def get_node_ids(self):
         gone = {100 + k for k in self.gone()}
         return [node for node in self.contexts if node not in gone]
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=node, last_activated_at=str(self.starts(node - 100))) for node in self.get_node_ids()]
 
     def push_messages(self, messages):
         ids = []

@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from waiting import HANGS
+
 SMALL = ["--clients", "2", "--tasks", "2", "--rounds", "1", "--epochs", "1", "--set", "model.width=8"]
 
 
@@ -15,7 +17,7 @@ def fedmes(*arguments, cwd):
     """Run the program; returns (status, stdout, stderr)."""
     command = [sys.executable, "-m", "fedmes", *map(str, arguments)]
     environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANGS)
     return done.returncode, done.stdout, done.stderr
 
 

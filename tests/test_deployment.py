@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,9 +20,9 @@ from fedmes.deployment.supervisor import MARK, Supervisor
 from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
 from fedmes.errors import Stopped, UserError
 from fedmes.scenario.own import read_site
+from waiting import HANGS, until
 
 ROOT = Path(__file__).parents[1]
-WAIT = 240  # seconds after which something that should have happened has not
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="whose child an orphan is can be seen on Linux only")
 
@@ -32,21 +31,13 @@ def flower():
     pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 
-def until(happened, what):
-    limit = time.monotonic() + WAIT
-    while not (found := happened()):
-        assert time.monotonic() < limit, f"{what}: not in {WAIT} s"
-        time.sleep(0.02)
-    return found
-
-
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def fedmes(*arguments, cwd):
     command = [sys.executable, "-m", "fedmes", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=WAIT)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANGS)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -303,7 +294,7 @@ def test_a_stopped_federation_leaves_nothing(tmp_path):
     assert ours
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=WAIT)
+    _, said = process.communicate(timeout=HANGS)
     assert process.returncode == 130, said
     assert "goes on" in said
     until(lambda: not any(map(running, ours)), "the end of all processes")

@@ -19,6 +19,7 @@ from fedmes.results import run_dir
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.stream import with_absences
 from test_stacked import assert_equal_runs, prepared_with
+from waiting import HANGS
 
 FAULTS = {"server.fraction": 0.75, "faults.drop": 0.3, "faults.nan": 0.2, "server.min_clients": 2}
 
@@ -34,7 +35,7 @@ def test_a_run_with_many_faults_ends(tmp_path):
         sys.executable, "-m", "fedmes", "run", "--benchmark", "synthetic", "--clients", "8", "--tasks", "2",
         "--rounds", "6", "--epochs", "1", "--set", "faults.drop=0.3", "--set", "faults.nan=0.05", "--out", "o",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     result = run_dir.load(tmp_path / "o")
     expected = 8 * 12

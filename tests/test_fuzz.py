@@ -27,9 +27,9 @@ from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint, run_dir
 from fedmes.scenario.own import open_own
 from fedmes.scenario.stream import Stream
+from waiting import HANGS
 
 LONGER = int(os.environ.get("FEDMES_FUZZ", "0"))
-HANGS = 60  # seconds
 
 
 def cases(count):

@@ -10,6 +10,7 @@ import pytest
 
 import made
 from fedmes import report
+from waiting import HANGS
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver import ActionChains, Keys  # noqa: E402
@@ -80,7 +81,7 @@ def opened(browser, page):
 
 def ready(browser):
     asked = "return document.documentElement.dataset.ready"
-    WebDriverWait(browser, 20).until(lambda there: there.execute_script(asked) == "yes")
+    WebDriverWait(browser, HANGS).until(lambda there: there.execute_script(asked) == "yes")
 
 
 def look(browser, width, scheme):
@@ -322,7 +323,7 @@ def test_axe_finds_nothing_serious(opened, axe, width, scheme):
     for details in find_all(opened, "details"):
         opened.execute_script("arguments[0].open = true", details)
     opened.execute_script(axe)
-    opened.set_script_timeout(120)
+    opened.set_script_timeout(HANGS)
     found = opened.execute_async_script("axe.run().then(arguments[0])")
     assert len(found["passes"]) > 15  # it did look
     bad = [

@@ -14,6 +14,7 @@ from PIL import Image
 
 from fedmes import config
 from fedmes.cli import app as cli
+from waiting import HANGS
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,7 +33,13 @@ def test_every_snippet_of_the_readme_runs(tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in lines:
         done = subprocess.run(
-            line, shell=True, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"PATH": path}, timeout=300
+            line,
+            shell=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PATH": path},
+            timeout=HANGS,
         )
         assert (done.returncode, done.stderr) == (0, ""), line
 

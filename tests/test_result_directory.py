@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 import fedmes
 from fedmes import config
 from fedmes.results import metrics, run_dir
+from waiting import HANGS
 
 SMALL = {"clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "memory": 20, "model": {"name": "mlp", "width": 8}}
 
@@ -207,6 +208,6 @@ def test_a_file_that_several_processes_write_is_always_whole(tmp_path):
     for process in both:
         process.stdin.write(b"\n")
         process.stdin.flush()
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert [process.wait(timeout=HANGS) for process in both] == [0, 0]
     assert page.read_text() in ("a" * 1000, "b" * 1000)
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]

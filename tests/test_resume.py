@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from fedmes.engines import devices
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint
+from waiting import HANGS, until
 
 OPTIONS = {
     "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 3, "batch": 10, "memory": 12,
@@ -36,7 +36,7 @@ def command(engine, method, out):
 
 
 def run(engine, method, out):
-    return subprocess.run(command(engine, method, out), capture_output=True, text=True, timeout=300)
+    return subprocess.run(command(engine, method, out), capture_output=True, text=True, timeout=HANGS)
 
 
 def files(out):
@@ -48,11 +48,8 @@ def files(out):
 
 
 def wait_for(path, process):
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: path.exists() or process.poll() is not None, path)
+    assert path.exists(), process.communicate()
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -204,7 +201,7 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(out / ".lock", process)  # the handler is there before
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130, err
     assert f"to go on: fedmes resume {out}" in err
     assert checkpoint.latest(out) is not None

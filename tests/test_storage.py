@@ -13,6 +13,7 @@ from fedmes.errors import UserError
 from fedmes.experiment import disk_space, runner
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint
+from waiting import HANGS
 
 SMALL = {"benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1}
 Usage = namedtuple("Usage", "total used free")
@@ -104,7 +105,7 @@ def test_a_real_disk_that_fills_up(tmp_path):
         pytest.skip("a file system of one's own needs user namespaces")
     (tmp_path / "disk").mkdir()
     command = [*enter, sys.executable, "-c", FILLS_UP, str(tmp_path / "disk"), str(tmp_path / "whole")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     message, same = done.stdout.strip().splitlines()
     assert "no checkpoint could be written (No space left on device); the last one is intact" in message

@@ -30,6 +30,7 @@ from fedmes.methods.base import Me, Method
 from fedmes.tensors import Tensors, cast, put
 
 POLL = 0.1  # seconds between looks for answers
+ANEW = 5.0  # seconds between looks for sites that have begun anew
 GATHERING = 60.0  # seconds that the server waits for all sites before it begins with those who are there
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -119,19 +120,40 @@ class FlowerEngine:
         return Message(_records(order, tensors, privacy), message_type=kind, dst_node_id=node)
 
     def _exchange(self, orders: dict[int, Message]) -> dict[int, tuple[dict[str, Any], Tensors]]:
-        """Messages to some clients, and the answers of those who gave one in time."""
-        ids = list(self.grid.push_messages(orders.values()))
-        waiting = dict(zip(ids, orders, strict=True))  # an error's sender is not the node that failed, its id tells
+        """Messages to some clients, and the answers of those who gave one in time.
+
+        A SuperNode that is killed takes the messages with it that it has fetched. The SuperLink says so only if it is
+        asked while the node is away; of one that is back by then nobody hears. So it is asked again."""
+        since = self._connected() if orders else {}
+        waiting = self._send(orders)
         answers: dict[int, tuple[dict[str, Any], Tensors]] = {}
-        deadline = time.monotonic() + self.config.server.timeout
-        while waiting and time.monotonic() < deadline:
+        began = looked = time.monotonic()
+        while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
-                to = waiting.pop(reply.metadata.reply_to_message_id)
-                if not reply.has_error():
+                to = waiting.get(reply.metadata.reply_to_message_id)
+                waiting = {message: client for message, client in waiting.items() if client != to}
+                if to is not None and not reply.has_error():
                     answers[to] = _read(reply)
-            if waiting:
-                time.sleep(POLL)
+            now = time.monotonic()
+            if now > began + self.config.server.timeout:
+                break
+            if now > looked + ANEW:
+                looked, latest = now, self._connected()
+                anew = {node for node, start in latest.items() if start != since.get(node)}
+                asked = {k: orders[k] for k in waiting.values()}
+                waiting |= self._send({k: order for k, order in asked.items() if order.metadata.dst_node_id in anew})
+                since |= latest
+            time.sleep(POLL)
         return answers
+
+    def _send(self, orders: dict[int, Message]) -> dict[str, int]:
+        """Whom each message went to, by its id: an error's sender is not the node that failed."""
+        new = [Message(m.content, m.metadata.dst_node_id, m.metadata.message_type) for m in orders.values()]
+        return dict(zip(self.grid.push_messages(new), orders, strict=True))
+
+    def _connected(self) -> dict[int, str]:
+        """The nodes that are there, and since when."""
+        return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def _ask(self, kind: str, s: int, clients: Iterable[int], g: int) -> tuple[dict[int, Any], dict[int, int]]:
         """The server's state to some clients: their answers, and how many bytes went to each."""
