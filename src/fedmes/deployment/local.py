@@ -19,7 +19,7 @@ from fedmes.deployment.supervisor import Supervisor
 from fedmes.errors import FederationError
 from fedmes.version import __version__
 
-START_LIMIT = 120.0  # seconds a SuperLink may take to answer
+START_LIMIT = 600.0  # seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
