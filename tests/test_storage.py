@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_at_the_end(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", "model.safetensors")
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner.clientdir, "save_model", full)
+        patch.setattr(runner.client_dir, "save_model", full)
         with pytest.raises(UserError, match=r"No space left on device.*to go on: fedmes resume"):
             fedmes.run(out=tmp_path / "o", **SMALL)
     assert not (tmp_path / "o/result.json").exists()
