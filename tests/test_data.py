@@ -227,6 +227,27 @@ def test_miniimagenet(tmp_path, layout):
     assert "36 of 60,000 images" in data.notes[0]
 
 
+@pytest.mark.parametrize("named", ["../../../private.png", "/private.png", "..", "sub/val_0.JPEG"])
+def test_tinyimagenet_names_no_files_outside(named, tmp_path):
+    root = tmp_path / "tiny-imagenet-200"
+    picture(root / "train/n1/images/n1_0.JPEG", 1)
+    picture(root / "val/images/val_0.JPEG", 2)
+    picture(tmp_path / "private.png", 3)
+    (root / "val/val_annotations.txt").write_text(f"{named}\tn1\t0\t0\t1\t1\n")
+    with pytest.raises(UserError, match=r"val_annotations\.txt: names '.*', which is not in images/"):
+        catalog.load("tinyimagenet", root=tmp_path)
+
+
+def test_postscript_in_a_data_set_is_not_run(tmp_path):
+    """Pillow would hand it to Ghostscript, whatever the file is called."""
+    for i in range(2):
+        picture(tmp_path / f"mini-imagenet/a/{i}.jpg", i)
+    program = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) run\n%%EOF\n"
+    (tmp_path / "mini-imagenet/a/2.jpg").write_text(program)
+    with pytest.raises(UserError, match=r"2\.jpg: cannot be read as an image \(none of PNG, JPEG\)"):
+        catalog.load("miniimagenet", root=tmp_path)
+
+
 def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     for c, name in enumerate(("n1", "n2")):
@@ -239,7 +260,7 @@ def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
     broken = root / "train/n2/images/n2_1.JPEG"
     whole = broken.read_bytes()
     broken.write_bytes(whole[:100])
-    with pytest.raises(UserError, match=r"n2_1.JPEG: not a picture .*; fetch or copy it again"):
+    with pytest.raises(UserError, match=r"n2_1.JPEG: cannot be read .*; fetch or copy it again"):
         catalog.load("tinyimagenet", root=tmp_path, image_size=4)
     assert len(list((tmp_path / ".fedmes-cache").iterdir())) == 1  # that of before
     broken.write_bytes(whole)

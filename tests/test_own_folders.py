@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedmes.config.options import FederationOptions
 from fedmes.errors import UserError
+from fedmes.scenario.own import open_site
 from test_own_data import names, opened, refused, rng
 
 
@@ -116,13 +118,36 @@ def test_other_kinds_of_images(tmp_path, mode):
     assert source.dataset.x[task.test[0]].min() >= 253
 
 
-def test_other_files_and_hidden_folders_are_ignored(tmp_path):
+def test_what_is_skipped_is_named_with_a_count(tmp_path):
+    """Other files, folders of pictures that lie too deep and hidden folders; not what file managers leave behind."""
     folders(tmp_path)
     (tmp_path / "README.txt").write_text("about")
     (tmp_path / ".git").mkdir()
-    (tmp_path / "a" / "t1" / "train" / "cat" / "Thumbs.db").write_bytes(b"x")
-    (tmp_path / "a" / "t1" / "notes.md").write_text("x")
-    assert len(opened(tmp_path).dataset.y) == 24
+    cat = tmp_path / "a" / "t1" / "train" / "cat"
+    for name in ("0.xyz", "1.XYZ", "notes", "Thumbs.db", ".DS_Store"):
+        (cat / name).write_bytes(b"x")
+    picture(cat / "more" / "9.png")
+    (tmp_path / "b" / "t2" / "test" / "dog" / "0.dcm").write_bytes(b"x")
+    (tmp_path / "b" / ".t0" / "train" / "cat").mkdir(parents=True)
+    said = (
+        ".git: skipped (hidden folder)",
+        "a/t1: 4 skipped (2 .xyz, 1 folder, 1 no suffix)",
+        "b/.t0: skipped (hidden folder)",
+        "b/t2: 1 skipped (.dcm)",
+    )
+    with pytest.warns(RuntimeWarning) as warned:
+        data = opened(tmp_path).dataset
+    assert len(data.y) == 24
+    assert data.notes == said
+    assert [str(w.message) for w in warned] == [f"{tmp_path}: {'; '.join(said)}"]
+
+
+@pytest.mark.parametrize("place", ["a/t1/train/cat", "b/t2/test/dog"])
+def test_a_class_that_would_vanish_is_an_error(tmp_path, place):
+    folders(tmp_path)
+    for file in (tmp_path / place).iterdir():
+        file.rename(file.with_suffix(".xyz"))
+    assert refused(tmp_path).startswith(f"{tmp_path / place}: no picture among its files, ")
 
 
 def test_mixed_sizes_need_an_image_size(tmp_path):
@@ -218,8 +243,9 @@ def test_an_empty_folder_further_down(tmp_path, inner, kind):
 def test_folders_without_images(tmp_path):
     folder = tmp_path / "c" / "t" / "train" / "k"
     folder.mkdir(parents=True)
-    (folder / "a.gif").write_bytes(b"GIF89a")
-    assert "no png or jpeg images" in refused(tmp_path)
+    assert refused(tmp_path).startswith(f"{folder.parents[1]}: has no pictures; expected CLIENT/TASK/train|test/CLASS")
+    (folder / "a.xyz").write_bytes(b"x")
+    assert refused(tmp_path).startswith(f"{folder}: no picture among its files, 1 skipped (.xyz); read are .bmp, ")
 
 
 def test_an_unexpected_folder_name(tmp_path):
@@ -236,10 +262,20 @@ def test_a_level_too_few(tmp_path):
     assert refused(tmp_path)
 
 
-def test_a_task_without_test_images_beside_one_that_has_them(tmp_path):
+def test_a_task_without_test_images_holds_its_own_fifth_out(tmp_path):
+    """Beside tasks that have them, which are left as they are: in a simulation and at a site of that name."""
     folders(tmp_path, tasks=("t1",))
-    folders(tmp_path, clients=("a",), tasks=("t2",), test=0)
-    assert "client a, task t2 has no test data" in refused(tmp_path)
+    folders(tmp_path, clients=("a",), tasks=("t2",), train=10, test=0)
+    source = opened(tmp_path)
+    (first, second), _ = (client.tasks for client in source.stream(0).clients)
+    assert (len(first.train), len(first.test)) == (4, 2)
+    assert source.dataset.y[second.test].tolist() == [0, 0, 1, 1]
+    assert source.dataset.y[second.train].tolist() == [0] * 8 + [1] * 8
+    assert source.stream(1).clients[0].tasks[1].test.tolist() != second.test.tolist()
+    agreed = FederationOptions(classes=["cat", "dog"], shape=[1, 4, 6], mean=[0.5], std=[0.5])
+    site = open_site(tmp_path / "a", "a", agreed, None, 1).stream(0).clients[0]
+    of_site = [task.test.tolist() for task in site.tasks]
+    assert of_site == [task.test.tolist() for task in (first, second)]
 
 
 def test_a_task_without_training_images(tmp_path):

@@ -18,7 +18,7 @@ from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.prediction import picture
-from fedmes.prediction.client import predict_files
+from fedmes.prediction.client import Client, predict_files
 from fedmes.results import client_dir
 from fedmes.tensors import put
 
@@ -307,7 +307,7 @@ def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
     Image.fromarray(rng.randint(0, 256, (12, 12, 4), np.uint8)).save(folder / "c.png")
     Image.fromarray(rng.randint(0, 256, (40, 8, 3), np.uint8)).save(folder / "d.jpg")
     table = read_folders(tmp_path / "data", 12)
-    client = object.__new__(fedmes.predict.Client)
+    client = object.__new__(Client)
     client.shape, client.normalisation = (3, 12, 12), client_dir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
     np.testing.assert_array_equal(client.samples(sorted(folder.iterdir())), table.dataset.x)
     client.shape = (1, 12, 12)
@@ -343,7 +343,8 @@ def test_many_files_come_in_order_and_bad_ones_lose_no_others(digits_run, tmp_pa
             labels.append(prediction.label)
     assert names == [*range(20, 30), *range(10, 15), *range(16, 20), 0]
     assert labels == client.predict(images[names]).labels
-    assert list(reasons) == ["15.png", "objects.npy", "absent.png"]
+    assert list(reasons) == ["15.png", "1", "objects.npy", "absent.png"]
+    assert reasons["1"] == "1 skipped (.txt)"
     assert "no such file" in reasons["absent.png"]
 
 

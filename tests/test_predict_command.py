@@ -34,13 +34,16 @@ def images(tmp_path_factory):
     return folder
 
 
+NO_PICTURE = "cannot be read as an image (none of PNG, JPEG, BMP, GIF, PPM, TIFF, WEBP)"
+
+
 def test_command_for_few_images(command, digits_run, images, tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
     client = digits_run / "seed0/client0"
     few = [images / "00.png", tmp_path / "bad.png", images / "01.png"]
     status, out, err = command(client, *few, "--show", "why.png")
     assert status == 0
-    assert err == f"skipped: {tmp_path}/bad.png: not a picture, or of a kind that is not read\n"
+    assert err == f"skipped: {tmp_path}/bad.png: {NO_PICTURE}\n"
     said = fedmes.load_client(client).predict([images / "00.png", images / "01.png"])
     lines = out.splitlines()
     assert "network alone" in lines[0]
@@ -62,9 +65,7 @@ def test_command_as_json_has_everything(command, digits_run, images, tmp_path):
     assert set(content) == {"client", "task", "images", "skipped"}
     assert content["task"] == 1
     assert content["client"] == fedmes.load_client(client).as_dict()
-    assert content["skipped"] == [
-        {"image": f"{tmp_path}/bad.png", "reason": "not a picture, or of a kind that is not read"}
-    ]
+    assert content["skipped"] == [{"image": f"{tmp_path}/bad.png", "reason": NO_PICTURE}]
     said = fedmes.load_client(client).predict(digits_data.load().x[:30], task=1)
     assert [image.pop("image") for image in content["images"]] == [f"{images}/{i:02}.png" for i in range(30)]
     assert content["images"] == [one.as_dict() for one in said]

@@ -20,14 +20,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fedmes.common.keyed_random import Ints
 from fedmes.common.progress import bar
+from fedmes.data import pictures
 from fedmes.data.dataset import Dataset, Normalisation, statistics
 from fedmes.errors import UserError
 
 VERSION = 2
+FORMATS = ("PNG", "JPEG")  # what pictures of data sets are
 BLOCK = 256  # images that are decoded and written together
 
 
@@ -147,19 +149,14 @@ def _decoded(raw: Raw, size: int, report: Callable[[int, int], None]) -> Iterato
 
 
 def _pixels(image: NDArray[np.uint8] | Path, size: int, channels: int) -> NDArray[np.uint8]:
-    with _picture(image) as picture:
-        fitted = picture.convert("L" if channels == 1 else "RGB")
-        if fitted.size != (size, size):
-            fitted = fitted.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(fitted).reshape(size, size, channels)
+    picture = pictures.fitted(_picture(image).convert("L" if channels == 1 else "RGB"), size, size)
+    return np.asarray(picture).reshape(size, size, channels)
 
 
 def _picture(image: NDArray[np.uint8] | Path) -> Image.Image:
     if isinstance(image, np.ndarray):
         return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
     try:
-        picture = Image.open(image)
-        picture.load()
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{image}: not a picture that can be read ({error}); fetch or copy it again") from None
-    return picture
+        return pictures.read(image, formats=FORMATS)
+    except UserError as error:
+        raise UserError(f"{error}; fetch or copy it again") from None

@@ -113,6 +113,8 @@ def read_tiny(places: list[Path]) -> Raw:
         picture, *rest = line.split("\t")
         if (label := rest[0] if rest else "") not in number:
             raise UserError(f"{annotations}: class {label} has no training images")
+        if Path(picture).name != picture:
+            raise UserError(f"{annotations}: names {picture!r}, which is not in {validation.name}/")
         test.append((validation / picture, number[label]))
     if not test:
         raise UserError(f"{annotations}: names no pictures; fetch or copy it again")

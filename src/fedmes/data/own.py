@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmes.common import limits
 from fedmes.common.keyed_random import Ints
+from fedmes.data import pictures
 from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
 
-if TYPE_CHECKING:
-    pass
-
-IMAGES = {".png", ".jpg", ".jpeg"}
+READ = ", ".join(sorted(pictures.SUFFIXES))
+UNSAID = -1
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Table:
     dataset: Dataset
     client: Ints  # index into client_names
     task: Ints  # index into task_names
-    test: Ints | None  # 0 train, 1 test; None: not said
+    test: Ints  # 0 train, 1 test, UNSAID: a fifth of each class in its task is for testing
     client_names: tuple[str, ...]
     task_names: tuple[str, ...]
 
@@ -56,7 +58,7 @@ def read_npz(path: Path) -> Table:
     y, class_names = _numbered(arrays["y"], "y", path)
     client, client_names = _numbered(arrays["client"], "client", path)
     task, task_names = _numbered(arrays["task"], "task", path)
-    test = None
+    test = np.full(len(x), UNSAID)
     if "split" in arrays:
         said = arrays["split"]
         if said.dtype.kind not in "biu" or not np.isin(said, (0, 1)).all():
@@ -90,15 +92,25 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
         x = x[..., None]  # grey images without a channel axis
     if x.ndim not in (2, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; needed is (N, H, W, C), (N, H, W) or (N, D), not empty")
+    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
+        raise UserError(
+            f"{path}: x has shape {x.shape}, which looks like (N, C, H, W); channels last is needed, (N, H, W, C): "
+            "x.transpose(0, 2, 3, 1)"
+        )
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind != "f":
         raise UserError(f"{path}: x has type {x.dtype}; needed is uint8 or float32")
+    _refuse(~np.isfinite(x), "NaN or infinite values", path)
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
-    if len(bad := np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))):
-        raise UserError(f"{path}: x has NaN or infinite values in {len(bad)} samples, the first is sample {bad[0]}")
+    _refuse(~np.isfinite(x), "values beyond float32 (3.4e38)", path)
     return x
+
+
+def _refuse(bad: NDArray[np.bool_], what: str, path: Path) -> None:
+    if len(rows := np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))):
+        raise UserError(f"{path}: x has {what} in {len(rows)} samples, the first is sample {rows[0]}")
 
 
 def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[str, ...]]:
@@ -118,57 +130,67 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 
 # --- folders -------------------------------------------------------------------------------------------------------
 
+LAYOUT = "CLIENT/TASK/train|test/CLASS/images"
+NAMED = 5  # places with files that are not read, in a warning
+
 
 def read_folders(root: Path, size: int | None, clients: list[Path] | None = None) -> Table:
-    files = []  # (client, task, train or test, class, image)
-    for client in clients or _folders(root, "CLIENT"):
-        for task in _folders(client, "TASK"):
-            parts = _folders(task, "train")
-            if strange := [part.name for part in parts if part.name not in ("train", "test")]:
-                raise UserError(f"{task / strange[0]}: expected CLIENT/TASK/train|test/CLASS/images under {root}")
-            for part in parts:
-                for label in _folders(part, "CLASS"):
-                    images = sorted(f for f in label.iterdir() if f.suffix.lower() in IMAGES)
-                    files += [(client.name, task.name, part.name, label.name, image) for image in images]
-    if not files:
-        raise UserError(f"{root}: no png or jpeg images as CLIENT/TASK/train|test/CLASS/*")
-    columns = list(zip(*files, strict=True))
-    y, class_names = _numbered(np.array(columns[3]), "class", root)
-    client_of, client_names = _numbered(np.array(columns[0]), "client", root)
-    task_of, task_names = _numbered(np.array(columns[1]), "task", root)
-    test = np.array([part == "test" for part in columns[2]], np.int64)
-    dataset = Dataset(_read_images([row[4] for row in files], size), y, class_names)
-    return Table(dataset, client_of, task_of, test if test.any() else None, client_names, task_names)
+    """Folders of pictures; a task without test pictures does not say what is for testing."""
+    notes: list[str] = []
+    rows = []  # (client, task, class, for testing or not, picture)
+    for client in clients or _folders(root, "CLIENT", root, notes):
+        for task in _folders(client, "TASK", root, notes):
+            found = _task_pictures(task, root, notes)
+            said = any(part == "test" for part, _, _ in found)
+            rows += [
+                (client.name, task.name, label, int(part == "test") if said else UNSAID, picture)
+                for part, label, picture in found
+            ]
+    if notes:
+        more = f"; and {len(notes) - NAMED:,} more such places" if len(notes) > NAMED else ""
+        warnings.warn(f"{root}: {'; '.join(notes[:NAMED])}{more}", RuntimeWarning, stacklevel=2)
+    names_of_clients, names_of_tasks, labels, test, pictures_of = zip(*rows, strict=True)
+    y, class_names = _numbered(np.array(labels), "class", root)
+    client_of, client_names = _numbered(np.array(names_of_clients), "client", root)
+    task_of, task_names = _numbered(np.array(names_of_tasks), "task", root)
+    dataset = Dataset(_read_images(pictures_of, size), y, class_names, notes=tuple(notes))
+    return Table(dataset, client_of, task_of, np.array(test, np.int64), client_names, task_names)
 
 
-def _folders(path: Path, kind: str) -> list[Path]:
-    found = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+def _folders(path: Path, kind: str, root: Path, notes: list[str]) -> list[Path]:
+    found = sorted(p for p in path.iterdir() if p.is_dir())
+    shown = [p for p in found if not p.name.startswith(".")]
+    if not shown:
+        raise UserError(f"{path}: no {kind} folder inside; expected {LAYOUT}")
+    notes += [f"{p.relative_to(root).as_posix()}: skipped (hidden folder)" for p in found if p not in shown]
+    return shown
+
+
+def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, str, Path]]:
+    """A task's pictures, each with `train` or `test` and its class; a class whose files all are something else is an
+    error, and so is a task without pictures."""
+    found, others = [], Counter[str]()
+    for part in _folders(task, "train", root, notes):
+        if part.name not in ("train", "test"):
+            raise UserError(f"{part}: expected {LAYOUT} under {root}")
+        for label in _folders(part, "CLASS", root, notes):
+            images, unread = pictures.sorted_out(label.iterdir())
+            if unread and not images:
+                raise UserError(f"{label}: no picture among its files, {pictures.counted(unread)}; read are {READ}")
+            found += [(part.name, label.name, image) for image in images]
+            others += unread
     if not found:
-        raise UserError(f"{path}: no {kind} folder inside; expected CLIENT/TASK/train|test/CLASS/images")
+        raise UserError(f"{task}: has no pictures; expected {LAYOUT}; read are {READ}")
+    if others:
+        notes.append(f"{task.relative_to(root).as_posix()}: {pictures.counted(others)}")
     return found
 
 
-def _read_images(paths: list[Path], size: int | None) -> NDArray[np.uint8]:
+def _read_images(paths: Sequence[Path], size: int | None) -> NDArray[np.uint8]:
     """Grey if all images are grey, else RGB."""
-    from PIL import Image, UnidentifiedImageError
-
-    images: list[Image.Image] = []
+    images = []
     for path in paths:
-        try:
-            with Image.open(path, formats=("PNG", "JPEG")) as image:  # others may run programs
-                limits.check_picture(image, len(paths), size, path)
-                picture = image.convert("L" if image.mode in ("1", "L") else "RGB")
-                if size is not None and picture.size != (size, size):
-                    picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-                images.append(picture)
-        except (
-            OSError,
-            UnidentifiedImageError,
-            Image.DecompressionBombError,
-            SyntaxError,
-            ValueError,
-        ) as error:
-            raise UserError(f"{path}: cannot be read as an image ({error})") from None
+        images.append(pictures.read(path, len(paths), size))
         if images[-1].size != images[0].size:
             sizes = [f"{i.width}x{i.height}" for i in (images[0], images[-1])]
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from fedmes.data.own import IMAGES
+from fedmes.common import limits
+from fedmes.data import pictures
 from fedmes.engines.client_data import CHUNK
 from fedmes.errors import UserError
 
 ARRAYS = {".npy", ".npz"}
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # none that Pillow would start another program for
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
@@ -34,13 +35,15 @@ class Item:
 def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iterator[Item]:
     """Files and all pictures in folders, one after the other, as `samples` reads them; a few are read ahead."""
 
-    def one(path: Path) -> list[Item]:
+    def one(found: Item | Path) -> Iterable[Item]:
+        if isinstance(found, Item):
+            return [found]
         try:
-            found = samples(path)
+            x = samples(found)
         except UserError as error:
-            return [Item(str(path), None, str(error).removeprefix(f"{path}: "))]
-        several = path.suffix.lower() in ARRAYS
-        return [Item(f"{path}[{i}]" if several else str(path), sample) for i, sample in enumerate(found)]
+            return [Item(str(found), None, str(error).removeprefix(f"{found}: "))]
+        several = found.suffix.lower() in ARRAYS  # there may be millions: none is named before it is wanted
+        return (Item(f"{found}[{i}]" if several else str(found), sample) for i, sample in enumerate(x))
 
     files = _files(paths)
     with ThreadPoolExecutor(4) as readers:
@@ -49,13 +52,19 @@ def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iter
                 yield from items
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
+    """Files as they are named, and of folders the pictures at any depth; what else is there is counted, by folder."""
     for path in paths:
-        if path.is_dir():
-            inside = (f for f in path.rglob("*") if f.suffix.lower() in IMAGES and not f.name.startswith("."))
-            yield from sorted(inside)
-        else:
+        if not path.is_dir():
             yield path
+            continue
+        inside: dict[Path, list[Path]] = defaultdict(list)
+        for entry in path.rglob("*"):
+            if not entry.is_dir():
+                inside[entry.parent].append(entry)
+        sorted_out = {folder: pictures.sorted_out(entries) for folder, entries in sorted(inside.items())}
+        yield from sorted(picture for found, _ in sorted_out.values() for picture in found)
+        yield from (Item(str(at), None, pictures.counted(others)) for at, (_, others) in sorted_out.items() if others)
 
 
 def samples(x: Any, shape: tuple[int, ...], pixels: bool) -> NDArray[Any]:
@@ -69,7 +78,7 @@ def samples(x: Any, shape: tuple[int, ...], pixels: bool) -> NDArray[Any]:
         return np.concatenate([samples(one, shape, pixels) for one in x])
     if isinstance(x, (str, Path)):
         path = Path(x)
-        x = _load(path) if path.suffix.lower() in ARRAYS else _open(path)
+        x = _load(path) if path.suffix.lower() in ARRAYS else pictures.read(path)
     if isinstance(x, Image.Image):
         return _picture(x, shape, pixels)
     return _array(np.asarray(x), shape, pixels)
@@ -81,28 +90,37 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], pixels: bool) -> NDArray[Any
     kind = "uint8" if pixels else "float32"
     if x.dtype.kind != np.dtype(kind).kind or (kind == "uint8" and x.dtype != np.uint8):
         raise UserError(f"samples have type {x.dtype}; this client has learned from {kind}")
-    x = x.astype(kind, copy=False)
+    with np.errstate(over="ignore"):
+        x = x.astype(kind, copy=False)
     if kind == "float32" and not np.isfinite(x).all():
-        raise UserError("samples have NaN or infinite values")
+        raise UserError("samples have NaN, infinite values or values beyond float32")
     if len(shape) == 1:
         if x.ndim not in (1, 2) or x.shape[-1] != shape[0]:
             raise UserError(f"samples have shape {x.shape}; this client has learned from {shape[0]} numbers each")
         return x.reshape(-1, shape[0])
     channels, height, width = shape
-    if x.ndim == 3 and x.shape[-1] not in {channels, *MODES}:
-        x = x[..., None]  # several grey images without a channel axis
-    elif x.ndim == 2:
-        x = x[None, :, :, None]
-    elif x.ndim == 3:
-        x = x[None]
+    x = _several(x, height, width, channels)
     if x.ndim != 4:
         raise UserError(f"samples have shape {x.shape}; needed is (N, H, W, C) or (H, W, C)")
     if x.shape[1:] == (height, width, channels):
         return x
     if kind != "uint8" or x.shape[3] not in MODES:
-        raise UserError(f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}")
-    pictures = (Image.fromarray(one[..., 0] if one.shape[2] == 1 else one, MODES[x.shape[3]]) for one in x)
-    return np.concatenate([_picture(picture, shape, pixels) for picture in pictures])
+        hint = "; channels come last" if x.shape[1:] == shape else ""
+        raise UserError(f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}{hint}")
+    seen = (Image.fromarray(one[..., 0] if one.shape[2] == 1 else one) for one in x)
+    return np.concatenate([_picture(picture, shape, pixels) for picture in seen])
+
+
+def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray[Any]:
+    """With axes for samples and channels, where one or both are left out. What has the client's own size is that; else
+    the last of three axes is that of colours if it is short enough, unless it is as wide as the client's samples."""
+    if x.ndim == 2:
+        return x[None, :, :, None]
+    if x.ndim != 3:
+        return x
+    own = x.shape == (height, width, channels)
+    grey = (channels == 1 and x.shape[2] == width) or x.shape[2] not in {channels, *MODES}
+    return x[..., None] if grey and not own else x[None]
 
 
 def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDArray[np.uint8]:
@@ -110,23 +128,11 @@ def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDAr
     if len(shape) == 1 or shape[0] not in (1, 3) or not pixels:
         raise UserError("this client has not learned from pictures; give arrays like its training data")
     channels, height, width = shape
-    picture = picture.convert("L" if picture.mode in ("1", "L") else "RGB").convert(MODES[channels])
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(picture, np.uint8).reshape(1, height, width, channels)
-
-
-def _open(path: Path) -> Image.Image:
     try:
-        with Image.open(path, formats=FORMATS) as picture:
-            picture.load()
-            return picture
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except UnidentifiedImageError:
-        raise UserError(f"{path}: not a picture, or of a kind that is not read") from None
-    except (OSError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a picture ({error})") from None
+        picture = pictures.plain(picture).convert(MODES[channels])
+    except ValueError as error:
+        raise UserError(f"a picture cannot be read ({error})") from None
+    return np.asarray(pictures.fitted(picture, width, height), np.uint8).reshape(1, height, width, channels)
 
 
 def _load(path: Path) -> NDArray[Any]:
@@ -134,9 +140,13 @@ def _load(path: Path) -> NDArray[Any]:
     try:
         content = np.load(path, allow_pickle=False, mmap_mode="r")
         if isinstance(content, np.ndarray):
+            limits.check_memory(content.nbytes, path)
             return np.array(content)
         with content:
+            limits.check_arrays(path, {"x"})
             return content["x"]
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
     except KeyError:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
+from fedmes.data.own import UNSAID, Table, read, read_folders, read_npz
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
 from fedmes.scenario.source import Source
 
 if TYPE_CHECKING:
     from fedmes.config.options import FederationOptions as Agreed
-from fedmes.data.own import Table, read, read_folders, read_npz
 
 TEST_SHARE = 0.2  # of a client's images of a class in a task, where the data does not say which are for testing
 
@@ -84,7 +84,9 @@ def deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
         for t in np.unique(table.task[own]).tolist():
             rows = own[table.task[own] == t]
             name = table.task_names[t]
-            test = _chosen_for_test(y[rows], (seed, client, name)) if table.test is None else table.test[rows] == 1
+            test = table.test[rows] == 1
+            if (table.test[rows] == UNSAID).all():
+                test = _chosen_for_test(y[rows], (seed, client, name))
             where = f"{path}: client {client}, task {name}"
             if test.all():
                 raise UserError(f"{where} has no training data")
