@@ -227,7 +227,7 @@ def test_miniimagenet(tmp_path, layout):
     assert "36 of 60,000 images" in data.notes[0]
 
 
-@pytest.mark.parametrize("named", ["../../../private.png", "/private.png", "..", "sub/val_0.JPEG"])
+@pytest.mark.parametrize("named", ["../../../private.png", "/private.png", "sub/val_0.JPEG"])
 def test_tinyimagenet_names_no_files_outside(named, tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     picture(root / "train/n1/images/n1_0.JPEG", 1)

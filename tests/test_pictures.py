@@ -161,7 +161,7 @@ def animated(kind):
         ("a.webp", saved(of(COLOUR), "WEBP")[:40], "cannot be read as an image"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Truncated")  # Pillow's words
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 def test_what_cannot_be_read_as_one_picture(name, content, reason, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=reason) as error:
