@@ -11,10 +11,13 @@ import torch
 
 import fedmes
 from fedmes import config
+from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.server import LATE, MISFIT, TOO_FAR, Update, settle
+from fedmes.experiment.recorder import Book, Origin
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS
+from fedmes.methods.losses import is_right
 from fedmes.results import run_dir
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.stream import with_absences
@@ -147,3 +150,76 @@ def test_a_good_run_says_nothing(tmp_path):
         warnings.simplefilter("error")
         result = fedmes.run(benchmark="synthetic", clients=4, tasks=2, rounds=2, epochs=1, out=tmp_path / "o")
     assert result.left_out == 0
+
+
+# --- a model that has diverged ---------------------------------------------------------------------------------------
+
+
+def test_the_right_class_of_no_numbers_is_none():
+    nothing, scores = float("nan"), torch.tensor([[0.2, 0.8], [0.9, 0.1]])
+    assert is_right(scores, torch.tensor([1, 1])).tolist() == [True, False]
+    for bad in (nothing, float("inf")):
+        assert is_right(torch.tensor([[bad, 0.8], [bad, bad]]), torch.tensor([0, 0])).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", ["local", "fedmes", "fedweit"])
+def test_a_model_of_no_numbers_has_no_accuracy(method, engine, tmp_path):
+    """The arg-max of NaN is class 0, which somebody has: no sample of it counts as right, and the notes say whose."""
+    options = {"clients": 3, "tasks": 2, "rounds": 1, "epochs": 2, "memory": 6, "model": {"width": 8}}
+    optim = {"name": "sgd", "lr": 1e30}
+    with pytest.warns(RuntimeWarning, match="answers that are no numbers count as wrong: client 0 after task 0"):
+        result = fedmes.run(method=method, engine=engine, optim=optim, out=tmp_path / "o", **options)
+    assert any(0 in task.classes for task in open_benchmark(result.config).stream(0).clients[0].tasks)
+    for name, values in result.accuracy.items():
+        assert set(values[~np.isnan(values)]) == {0.0}, name
+    (note,) = (note for note in run_dir.load(tmp_path / "o").notes if "no numbers" in note)
+    named = [f"client {k} after task {p} (seed 0)" for p in range(2) for k in range(3)]
+    assert note == (
+        f"answers that are no numbers count as wrong: {', '.join(named[:5])} and 1 more; a smaller optim.lr may help"
+    )
+
+
+def book(arrival, **options):
+    return Book(config.load(None, {"stream.arrival": arrival, "clients": 2, "tasks": 2} | options))
+
+
+def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
+    """Client 1 begins a round later: its first round of a task is client 0's second."""
+    made = book("staggered", seeds=[0, 7])
+
+    def row(seed, client, position, index, seconds):
+        return RoundRow(seed, client, position, index, {}, 0, 0, seconds)
+
+    made.enter([row(0, 0, 0, 0, 1.0), row(1, 0, 0, 0, 5.0)], [])
+    made.enter([row(0, 0, 0, 1, 2.0), row(0, 1, 0, 0, 8.0)], [])
+    arrays, about = made.save()
+    resumed = book("staggered", seeds=[0, 7])
+    resumed.restore(arrays, about)
+    for one in (made, resumed):
+        one.enter([row(0, 0, 1, 0, 4.0), row(0, 1, 0, 1, 3.0)], [])
+        assert one.result(1, [], Origin()).seconds["slowest_client"] == (1 + 8 + 4 + 5) / 2
+
+
+def test_a_checkpoint_of_old_knows_what_was_slowest_in_lock_step():
+    made = book("lockstep")
+    for g, seconds in enumerate(((1.0, 3.0), (4.0, 2.0))):
+        made.enter([RoundRow(0, k, 0, g, {}, 0, 0, seconds[k]) for k in (0, 1)], [])
+    arrays, about = made.save()
+    del about["slowest_seconds"], about["undefined"]
+    resumed = book("lockstep")
+    resumed.restore(arrays, about)
+    assert resumed.result(1, [], Origin()).seconds["slowest_client"] == 7.0
+
+
+def test_who_has_no_accuracy_is_remembered_by_a_checkpoint():
+    made = book("lockstep", seeds=[3])
+    with pytest.warns(RuntimeWarning, match="no numbers"):
+        made.enter([], [Score(0, 1, 0, {"acc": [(0.0, 0.0)]}, undefined=True)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        made.enter([], [Score(0, 1, 1, {"acc": [(0.0, 0.0)] * 2}, undefined=True)])
+    resumed = book("lockstep", seeds=[3])
+    resumed.restore(*made.save())
+    (note,) = resumed.result(1, ["another"], Origin()).notes[1:]
+    assert "client 1 after task 0 (seed 3), client 1 after task 1 (seed 3);" in note

@@ -208,7 +208,7 @@ def test_a_checkpoint_with_impossible_tensors_is_a_damaged_one(content, stopped)
     "changes",
     [
         {"rounds_done": 10**9}, {"rounds_done": -1}, {"rounds_done": "two"}, {"rows": [{"seed": 0}]}, {"rows": 3},
-        {"seconds": {}}, {"slowest_bytes": None},
+        {"seconds": {}}, {"slowest_bytes": None}, {"slowest_seconds": None}, {"undefined": [[0, 99, 0]]},
     ],
 )  # fmt: skip
 def test_a_checkpoint_that_does_not_fit(changes, stopped):

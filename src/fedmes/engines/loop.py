@@ -15,6 +15,7 @@ from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import Federation, Samples, Site
 from fedmes.engines.server import Update, settle
 from fedmes.methods.base import Me, Method
+from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, broken, cast, grown, put
 
@@ -51,8 +52,9 @@ def client_predictor(method: Method, st: Tensors, bc: Tensors, position: int, si
 
 def client_score(
     method: Method, ready: Tensors, position: int, site: Site, me: Me
-) -> dict[str, list[tuple[float, float]]]:
-    """Accuracy on each task so far, without being told the task and being told."""
+) -> tuple[dict[str, list[tuple[float, float]]], bool]:
+    """Accuracy on each task so far, without being told the task and being told; and whether any answer was none."""
+    lost = False
     rows: dict[str, list[tuple[float, float]]] = {}
     choice = site.told(method.config.eval.told)
     for task in range(position + 1):
@@ -64,13 +66,14 @@ def client_score(
         both = vmap(method.predict, in_dims=(None, None, 0, 0, None))
         right: dict[str, Tensor] = {}
         for x, y in site.test_chunks(task):
-            chosen = {kind: p.argmax(-1) for kind, p in both(ready, x, scopes, told, me).items()}
-            right = _add(right, {kind: (c == y).sum(-1) for kind, c in chosen.items()})
+            said = both(ready, x, scopes, told, me)
+            right = _add(right, {kind: is_right(p, y).sum(-1) for kind, p in said.items()})
+            lost = lost or bool(undefined(said["acc"]).any())
         for kind, counts in right.items():
             row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
             oblivious, masked = (counts.double() / len(site.plan.test[task])).tolist()
             row[task] = (oblivious, masked)
-    return rows
+    return rows, lost
 
 
 class LoopEngine:
@@ -137,7 +140,8 @@ class LoopEngine:
                 self.learned[s][k] = position
                 for name, method in self.readings.items():
                     ready = client_predictor(method, self.clients[s][k], self.servers[s], position, site)
-                    scores.append(Score(s, k, position, client_score(method, ready, position, site, me), name))
+                    accuracy, lost = client_score(method, ready, position, site, me)
+                    scores.append(Score(s, k, position, accuracy, name, lost))
         return scores
 
     def server_state(self, seed: int) -> Tensors:

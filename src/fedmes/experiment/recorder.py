@@ -65,6 +65,8 @@ class Book:
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
         self.slowest_bytes = 0  # over all rounds of the first seed
+        self.slowest_seconds = 0.0  # over all rounds of all seeds
+        self.undefined: list[tuple[int, int, int]] = []  # whose answers were no numbers: seed, client, position
         self.seconds = {"train": 0.0, "eval": 0.0, "compile": 0.0, "total": 0.0}
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
@@ -74,7 +76,8 @@ class Book:
             arrays |= put(part, {name: torch.from_numpy(table) for name, table in tables.items()})
         rows, readings = [asdict(row) for row in self.rows], list(self.readings)
         return arrays, {
-            "rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes, "readings": readings
+            "rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes, "readings": readings,
+            "slowest_seconds": self.slowest_seconds, "undefined": self.undefined,
         }  # fmt: skip
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
@@ -86,10 +89,14 @@ class Book:
         for reading in self.readings.keys() - {"", *there}:
             del self.readings[reading]  # nobody looked at the beginning that way
         self.rows = [RoundRow(**row) for row in about["rows"]]
-        if any(not (0 <= row.seed < self.shape[0] and 0 <= row.client < self.shape[1]) for row in self.rows):
+        self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
+        places = [(row.seed, row.client) for row in self.rows] + [(s, k) for s, k, _ in self.undefined]
+        if any(not (0 <= s < self.shape[0] and 0 <= k < self.shape[1]) for s, k in places):
             raise ValueError("a round of a client that there is not")
         self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
         self.slowest_bytes = int(about["slowest_bytes"])
+        # Checkpoints of old do not say; rounds of a task are then taken to be everybody's at the same time.
+        self.slowest_seconds = float(about.get("slowest_seconds", _slowest_in_lockstep(self.rows)))
 
     def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
         said = {row.reason for row in self.rows}
@@ -101,8 +108,11 @@ class Book:
                 warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
         self.rows += rows
         self.latest = rows
-        # Links work in parallel, so a round takes as long as its slowest client.
+        # Clients and links work in parallel, so a round takes as long as its slowest client.
         self.slowest_bytes += max((row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0)
+        for seed in range(self.shape[0]):
+            self.slowest_seconds += max((row.seconds for row in rows if row.seed == seed), default=0.0)
+        self._enter_undefined([score for score in scores if score.undefined and not score.reading])
         for score in scores:
             tables = self.readings.get(score.reading, {})
             for kind, values in score.accuracy.items():
@@ -111,6 +121,21 @@ class Book:
                     table = tables.setdefault(name, np.full(self.shape, np.nan))
                     row = table[score.seed, score.client, score.position]
                     row[: len(values)] = [value[column] for value in values]
+
+    def _enter_undefined(self, scores: list[Score]) -> None:
+        before = self._undefined_notes()
+        self.undefined += [(score.seed, score.client, score.position) for score in scores]
+        if self.undefined and not before:
+            warnings.warn(self._undefined_notes()[0], RuntimeWarning, stacklevel=3)
+
+    def _undefined_notes(self) -> list[str]:
+        """Who has no accuracy, if anybody: the first few by name."""
+        if not self.undefined:
+            return []
+        seeds = self.config.seeds
+        named = [f"client {k} after task {p} (seed {seeds[s]})" for s, k, p in self.undefined[:5]]
+        more = f" and {len(self.undefined) - 5} more" if len(self.undefined) > 5 else ""
+        return [f"answers that are no numbers count as wrong: {', '.join(named)}{more}; a smaller optim.lr may help"]
 
     def progress(self, done: int, total: int | None, scores: list[Score]) -> Progress:
         """After `enter` with the same scores."""
@@ -137,10 +162,14 @@ class Book:
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
             },
             seconds=self.seconds
-            | {"communication_modelled": self._communication_seconds(), "slowest_client": self._slowest_client()},
+            | {
+                "communication_modelled": self._communication_seconds(),
+                # of one training
+                "slowest_client": round(self.slowest_seconds / self.shape[0], 6),
+            },
             memory_share=origin.memory_share,
             rounds=[self._csv(row) for row in self.rows],
-            notes=[*origin.notes, *notes],
+            notes=[*origin.notes, *notes, *self._undefined_notes()],
             peak_memory_bytes=torch.cuda.max_memory_allocated() if self.config.device == "cuda" else None,
             by_task=self._by_task(),
         )
@@ -148,14 +177,6 @@ class Book:
     def _communication_seconds(self) -> float:
         """Down and up follow each other; rounds do, too."""
         return self.slowest_bytes * 8 / (self.config.comm.mbps * 1e6)
-
-    def _slowest_client(self) -> float:
-        """Of one training: rounds follow each other, each as long as its slowest client computes."""
-        longest: dict[tuple[int, int, int], float] = {}
-        for row in self.rows:
-            place = row.seed, row.position, row.index
-            longest[place] = max(longest.get(place, 0.0), row.seconds)
-        return round(sum(longest.values()) / self.shape[0], 6)
 
     def _by_task(self) -> dict[str, list[float | None]]:
         """What `rounds.csv` says, in short: the mean over seeds, clients and rounds of each task."""
@@ -182,6 +203,14 @@ class Book:
             "left_out": int(row.left_out),
             "reason": row.reason,
         }
+
+
+def _slowest_in_lockstep(rows: list[RoundRow]) -> float:
+    longest: dict[tuple[int, int, int], float] = {}
+    for row in rows:
+        place = row.seed, row.position, row.index
+        longest[place] = max(longest.get(place, 0.0), row.seconds)
+    return sum(longest.values())
 
 
 def _parts(readings: Collection[str]) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedmes.methods.base import Batch
-from fedmes.methods.losses import scoped
+from fedmes.methods.losses import is_right, scoped
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, pick
 
@@ -111,7 +111,7 @@ class MemoryVote:
         """How many held-back samples each theta of the grid gets right."""
         network, memory, voted = self.opinions(ready, batch.x, scope)
         right = [
-            ((mix(network, memory, voted, network.new_tensor(theta)).argmax(-1) == batch.y) * batch.mask).sum()
+            (is_right(mix(network, memory, voted, network.new_tensor(theta)), batch.y) * batch.mask).sum()
             for theta in GRID
         ]
         return {"right": torch.stack(right)}

@@ -1,4 +1,4 @@
-"""Losses among the classes that are in scope, as pure functions that run under `torch.func.vmap`."""
+"""Losses and right answers among the classes in scope, as pure functions that run under `torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from torch import Tensor
 OUT_OF_SCOPE = -1e9  # a logit that no softmax sees; finite, so that padding never makes a NaN
 
 
-# --- losses ------------------------------------------------------------------------------------------------------
-
-
 def scoped(logits: Tensor, scope: Tensor) -> Tensor:
     """Logits with everything outside the scope out of reach of softmax and arg-max."""
     return torch.where(scope, logits, OUT_OF_SCOPE)
+
+
+def is_right(p: Tensor, y: Tensor) -> Tensor:
+    """Is the likeliest class the right one? Never where probabilities [..., B, C] are no numbers, whose arg-max would
+    be class 0."""
+    return (p.argmax(-1) == y) & ~undefined(p)
+
+
+def undefined(p: Tensor) -> Tensor:
+    """Which of some probabilities [..., B, C] are no numbers."""
+    return ~torch.isfinite(p).all(-1)
 
 
 def cross_entropy_sum(logits: Tensor, y: Tensor, mask: Tensor, scope: Tensor) -> Tensor:

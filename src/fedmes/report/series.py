@@ -121,9 +121,9 @@ def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
 
 def wall_clock(result: Result, rounds: Rounds) -> tuple[float, float]:
     """Seconds of one training: computing (measured; a round is as long as its slowest client), and communication
-    (modelled). Where `rounds.csv` is not kept, `result.json` knows."""
+    (modelled). Results of old have the first in `rounds.csv` only."""
     config = result.config
-    if not len(rounds["seconds"]) and "slowest_client" in result.seconds:
+    if "slowest_client" in result.seconds:
         return result.seconds["slowest_client"], float(result.seconds["communication_modelled"])
     slowest = np.zeros((len(config.seeds), config.tasks * config.rounds))
     np.maximum.at(slowest, _places(config, rounds), np.nan_to_num(rounds["seconds"]))

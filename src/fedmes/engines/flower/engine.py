@@ -229,7 +229,8 @@ class FlowerEngine:
             answers, _ = self._ask("evaluate", s, [k for seed, k in self.ended if seed == s], g)
             for k, (facts, _) in sorted(answers.items()):
                 accuracy = {kind: [(a, b) for a, b in pairs] for kind, pairs in facts["accuracy"].items()}
-                scores.append(Score(s, k, int(facts["position"]), accuracy))
+                lost = bool(facts.get("undefined", False))
+                scores.append(Score(s, k, int(facts["position"]), accuracy, undefined=lost))
         return scores
 
     def server_state(self, seed: int) -> Tensors:

@@ -121,7 +121,8 @@ class Desk:
         ready = client_predictor(self.method, self.st, bc, position, self.site)
         self.save_predictor(ready, position)
         me = self.site.me(self.site.plan.last_round(position))
-        return self._answer(position=position, accuracy=client_score(self.method, ready, position, self.site, me))
+        accuracy, undefined = client_score(self.method, ready, position, self.site, me)
+        return self._answer(position=position, accuracy=accuracy, undefined=undefined)
 
     def _end_task(self) -> Tensors:
         """What changes at the end of the task at hand, once."""

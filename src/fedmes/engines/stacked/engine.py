@@ -32,6 +32,7 @@ from fedmes.engines.stacked.batches import NOBODY, Batches, Grid, Numbers, each,
 from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, Widths, over, plan_lane
 from fedmes.methods.base import Me, Method
+from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Plan, Round
 from fedmes.tensors import Tensors, broken, cast, grown, pick, put
 
@@ -284,6 +285,7 @@ class StackedEngine:
             scopes = torch.stack([me.seen, *chosen], dim=2)
             told = torch.stack([torch.full_like(task, -1), *[task] * len(chosen)], dim=2)
             counts.append(count(ready, x, y, mask, scopes, told, me))
+        lost = torch.stack([count.pop("undefined") for count in counts]).sum((0, -1)).cpu().numpy()
         kinds = list(counts[0])
         right = torch.stack([torch.stack([c[kind] for kind in kinds]) for c in counts]).cpu().numpy()
 
@@ -292,7 +294,7 @@ class StackedEngine:
             return _accuracy(kinds, both, tests[s][k], plans[s][k], p)
 
         return [
-            Score(s, group.start + k, p, accuracy(s, k, p, i), reading)
+            Score(s, group.start + k, p, accuracy(s, k, p, i), reading, bool(lost[s, k]))
             for s, row in enumerate(ended)
             for k, p in enumerate(row)
             if p is not None
@@ -403,9 +405,11 @@ def _one_prediction(readings: Mapping[str, Method]) -> list[list[str]]:
 def _right(
     method: Method, ready: Tensors, x: Tensor, y: Tensor, mask: Tensor, scopes: Tensor, told: Tensor, me: Me
 ) -> Tensors:
-    """One client: how many it gets right, without being told the task and being told, in one or more ways."""
+    """One client: how many it gets right, without being told the task and being told, in one or more ways; and to how
+    many it has no answer."""
     p = vmap(method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, told, me)
-    return {kind: ((q.argmax(-1) == y) * mask).sum(-1) for kind, q in p.items()}
+    right = {kind: (is_right(q, y) * mask).sum(-1) for kind, q in p.items()}
+    return right | {"undefined": (undefined(p["acc"]) * mask).sum(-1)}
 
 
 def _held_back(plan: Plan, position: int | None) -> Ints:
