@@ -7,7 +7,12 @@ const Figures = (() => {
   /* Values under the pointer or, with the arrow keys, of the chosen stop. */
   function probe(box, { chart, stops, edge, width, height }) {
     let chosen = -1;
-    const cursor = svg("line", { class: "cursor", y1: edge.top, y2: height - edge.bottom, visibility: "hidden" });
+    const cursor = svg("line", {
+      class: "cursor",
+      y1: edge.top,
+      y2: height - edge.bottom,
+      visibility: "hidden",
+    });
     const tip = html("div", { class: "tip", hidden: "" });
     chart.append(cursor);
     box.append(tip);
@@ -20,47 +25,79 @@ const Figures = (() => {
       if (place === chosen && pointerY == null) return;
       chosen = place;
       const stop = stops[place];
-      const near = stop.rows.filter((row) => !row.strong && pointerY != null && Math.abs(row.y - pointerY) < 9).slice(0, 3);
+      const near = stop.rows
+        .filter((row) => !row.strong && pointerY != null && Math.abs(row.y - pointerY) < 9)
+        .slice(0, 3);
       const rows = stop.rows.filter((row) => row.strong || near.includes(row));
       if (rows.every((row) => row.value != null)) rows.sort((a, b) => b.value - a.value);
-      tip.replaceChildren(html("b", {}, stop.title), ...rows.map((row) =>
-        html("div", {}, Charts.sample(row.look), html("span", {}, row.label), html("span", {}, row.text))));
+      tip.replaceChildren(
+        html("b", {}, stop.title),
+        ...rows.map((row) =>
+          html(
+            "div",
+            {},
+            Charts.sample(row.look),
+            html("span", {}, row.label),
+            html("span", {}, row.text),
+          ),
+        ),
+      );
       tip.hidden = false;
       const scale = chart.getBoundingClientRect().width / width;
       const left = stop.x * scale + 14;
-      const side = left + tip.offsetWidth > box.clientWidth ? Math.max(0, stop.x * scale - 14 - tip.offsetWidth) : left;
+      const side =
+        left + tip.offsetWidth > box.clientWidth
+          ? Math.max(0, stop.x * scale - 14 - tip.offsetWidth)
+          : left;
       tip.style.left = `${Math.min(side, Math.max(0, box.clientWidth - tip.offsetWidth))}px`;
       const above = chart.getBoundingClientRect().top - box.getBoundingClientRect().top;
       tip.style.top = `${above + Math.max(0, (stop.y ?? edge.top) * scale - 8)}px`;
       for (const end of ["x1", "x2"]) cursor.setAttribute(end, stop.x);
       cursor.setAttribute("visibility", stop.y == null ? "visible" : "hidden");
-      if (aloud) live.textContent = `${stop.title}: ${rows.map((row) => `${row.label} ${row.text}`).join(", ")}`;
+      if (aloud)
+        live.textContent = `${stop.title}: ${rows.map((row) => `${row.label} ${row.text}`).join(", ")}`;
     }
     chart.addEventListener("pointermove", (event) => {
       const area = chart.getBoundingClientRect();
-      const x = ((event.clientX - area.left) / area.width) * width, y = ((event.clientY - area.top) / area.height) * height;
-      const far = stops.map((stop) => Math.abs(stop.x - x) + (stop.y == null ? 0 : 3 * Math.abs(stop.y - y)));
+      const x = ((event.clientX - area.left) / area.width) * width,
+        y = ((event.clientY - area.top) / area.height) * height;
+      const far = stops.map(
+        (stop) => Math.abs(stop.x - x) + (stop.y == null ? 0 : 3 * Math.abs(stop.y - y)),
+      );
       if (stops.length) show(far.indexOf(Math.min(...far)), y, false);
     });
     chart.addEventListener("pointerleave", hide);
     chart.addEventListener("blur", hide);
-    chart.addEventListener("focus", () => { if (stops.length && chart.matches(":focus-visible")) show(0, null, true); });
+    chart.addEventListener("focus", () => {
+      if (stops.length && chart.matches(":focus-visible")) show(0, null, true);
+    });
     chart.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (event.key === "Escape") hide();
       if (!step || !stops.length) return;
       event.preventDefault();
-      show((Math.max(chosen, step > 0 ? chosen : 0) + step + stops.length) % stops.length, null, true);
+      show(
+        (Math.max(chosen, step > 0 ? chosen : 0) + step + stops.length) % stops.length,
+        null,
+        true,
+      );
     });
   }
 
   /* A panel's series with their names and looks; weak ones are grey in the background. */
   function dressed(group, shown, panel, list) {
     const order = (one) => (one.run == null ? 0 : group.order.indexOf(one.run));
-    return [...list].sort((a, b) => order(a) - order(b)).map((one) => {
-      const run = one.run == null ? one : group.runs[one.run];
-      return { ...one, label: run.label, look: one.look ?? run.look, strong: one.run == null || panel.always || shown.has(one.run) };
-    });
+    return [...list]
+      .sort((a, b) => order(a) - order(b))
+      .map((one) => {
+        const run = one.run == null ? one : group.runs[one.run];
+        return {
+          ...one,
+          label: run.label,
+          look: one.look ?? run.look,
+          strong: one.run == null || panel.always || shown.has(one.run),
+        };
+      });
   }
 
   function draw(group, shown, figure, place, score) {
@@ -72,11 +109,22 @@ const Figures = (() => {
       panels = fit.length ? fit : panels.slice(0, 1);
     }
     const values = (panel) => [
-      ...(panel.series ?? []).flatMap((s) => [...s.y, ...(s.low ?? []), ...(s.high ?? []), ...(s.mixed ?? []).map((m) => m[1]),
-        ...(s.sd && (panel.always || shown.has(s.run)) ? s.y.flatMap((v, i) => (v == null ? [] : [v - s.sd[i], v + s.sd[i]])) : [])]),
-      ...(panel.points ?? []).map((p) => p.y), ...(panel.boxes ?? []).flatMap((b) => b.five),
+      ...(panel.series ?? []).flatMap((s) => [
+        ...s.y,
+        ...(s.low ?? []),
+        ...(s.high ?? []),
+        ...(s.mixed ?? []).map((m) => m[1]),
+        ...(s.sd && (panel.always || shown.has(s.run))
+          ? s.y.flatMap((v, i) => (v == null ? [] : [v - s.sd[i], v + s.sd[i]]))
+          : []),
+      ]),
+      ...(panel.points ?? []).map((p) => p.y),
+      ...(panel.boxes ?? []).flatMap((b) => b.five),
     ];
-    const seen = (panel) => (panels.length > 1 && panel.series ? { ...panel, series: panel.series.filter((s) => panel.always || shown.has(s.run)) } : panel);
+    const seen = (panel) =>
+      panels.length > 1 && panel.series
+        ? { ...panel, series: panel.series.filter((s) => panel.always || shown.has(s.run)) }
+        : panel;
     const together = Charts.extent(panels.map(seen).flatMap(values));
     const many = panels.length > 1 && !panels[0].alone;
     holder.classList.toggle("many", many);
@@ -91,7 +139,13 @@ const Figures = (() => {
       const title = [place.dataset.title, panel.title].filter(Boolean).join(", ");
       const given = {
         title: `${title}; the arrow keys read out its values`,
-        xs: figure.x, xName: figure.xName, xLabel: many ? undefined : figure.xLabel, yLabel: panel.y, small: many, marks: figure.marks, join: figure.join,
+        xs: figure.x,
+        xName: figure.xName,
+        xLabel: many ? undefined : figure.xLabel,
+        yLabel: panel.y,
+        small: many,
+        marks: figure.marks,
+        join: figure.join,
         height: panel.alone ? 250 : undefined,
         domain: panel.alone ? Charts.extent(values(panel), true) : together,
         series: dressed(group, shown, panel, panel.series ?? []),
@@ -104,20 +158,53 @@ const Figures = (() => {
       for (const one of unnamed) if (one.strong) keys.set(one.label, one.look);
       tables.push([panel.title, drawn.stops]);
     }
-    place.querySelector(".legend").replaceChildren(...[...keys].map(([label, look]) => html("span", {}, Charts.sample(look), label)));
+    place
+      .querySelector(".legend")
+      .replaceChildren(
+        ...[...keys].map(([label, look]) => html("span", {}, Charts.sample(look), label)),
+      );
     const details = place.querySelector("details");
-    details.ontoggle = () => { if (details.open) details.querySelector(".scroll").replaceChildren(...tables.map(([name, stops]) => table(name, stops, figure.xLabel))); };
+    details.ontoggle = () => {
+      if (details.open)
+        details
+          .querySelector(".scroll")
+          .replaceChildren(...tables.map(([name, stops]) => table(name, stops, figure.xLabel)));
+    };
     details.ontoggle();
   }
 
   /* The stops as a table, one line each. */
   function table(name, stops, corner) {
     const labels = [...new Set(stops.flatMap((stop) => stop.rows.map((row) => row.label)))];
-    const cell = (stop, label) => html("td", { class: "num" }, stop.rows.find((row) => row.label === label)?.text ?? "\u2013");
-    return html("table", {},
+    const cell = (stop, label) =>
+      html("td", { class: "num" }, stop.rows.find((row) => row.label === label)?.text ?? "\u2013");
+    return html(
+      "table",
+      {},
       html("caption", { class: "hidden-text" }, name ?? corner),
-      html("thead", {}, html("tr", {}, html("th", { scope: "col" }, name ?? corner), ...labels.map((label) => html("th", { scope: "col", class: "num" }, label)))),
-      html("tbody", {}, ...stops.map((stop) => html("tr", {}, html("th", { scope: "row" }, stop.title), ...labels.map((label) => cell(stop, label))))));
+      html(
+        "thead",
+        {},
+        html(
+          "tr",
+          {},
+          html("th", { scope: "col" }, name ?? corner),
+          ...labels.map((label) => html("th", { scope: "col", class: "num" }, label)),
+        ),
+      ),
+      html(
+        "tbody",
+        {},
+        ...stops.map((stop) =>
+          html(
+            "tr",
+            {},
+            html("th", { scope: "row" }, stop.title),
+            ...labels.map((label) => cell(stop, label)),
+          ),
+        ),
+      ),
+    );
   }
 
   /* The buttons that choose who is in colour. */
@@ -126,20 +213,35 @@ const Figures = (() => {
     const buttons = group.order.map((i) => {
       const run = group.runs[i];
       const button = html("button", { type: "button" }, Charts.sample(run.look), run.label);
-      button.addEventListener("click", () => { shown.has(i) ? shown.delete(i) : shown.add(i); update(); redraw(); });
+      button.addEventListener("click", () => {
+        shown.has(i) ? shown.delete(i) : shown.add(i);
+        update();
+        redraw();
+      });
       return button;
     });
     const choose = (text, wanted) => {
       const button = html("button", { type: "button", class: "plain" }, text);
-      button.addEventListener("click", () => { shown.clear(); wanted().forEach((i) => shown.add(i)); update(); redraw(); });
+      button.addEventListener("click", () => {
+        shown.clear();
+        wanted().forEach((i) => shown.add(i));
+        update();
+        redraw();
+      });
       return button;
     };
     const everybody = () => group.runs.map((_, i) => i);
     const first = everybody().filter((i) => group.runs[i].shown);
     function update() {
-      buttons.forEach((button, place) => button.setAttribute("aria-pressed", shown.has(group.order[place])));
+      buttons.forEach((button, place) =>
+        button.setAttribute("aria-pressed", shown.has(group.order[place])),
+      );
     }
-    bar.append(...buttons, choose("all", everybody), ...(first.length < group.runs.length ? [choose(`best ${first.length}`, () => first)] : []));
+    bar.append(
+      ...buttons,
+      choose("all", everybody),
+      ...(first.length < group.runs.length ? [choose(`best ${first.length}`, () => first)] : []),
+    );
     first.forEach((i) => shown.add(i));
     update();
   }

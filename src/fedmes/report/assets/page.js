@@ -4,8 +4,22 @@
   const { html } = Charts;
   const root = document.documentElement;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const stored = { get: () => { try { return localStorage.getItem("fedmes-theme"); } catch { return null; } },
-    set: (value) => { try { localStorage.setItem("fedmes-theme", value); } catch { /* a page without storage forgets */ } } };
+  const stored = {
+    get: () => {
+      try {
+        return localStorage.getItem("fedmes-theme");
+      } catch {
+        return null;
+      }
+    },
+    set: (value) => {
+      try {
+        localStorage.setItem("fedmes-theme", value);
+      } catch {
+        /* a page without storage forgets */
+      }
+    },
+  };
   const score = () => root.dataset.score;
   const redraws = [];
 
@@ -13,7 +27,8 @@
   const themes = ["auto", "light", "dark"];
   const themeButton = document.getElementById("theme");
   function theme(name) {
-    if (name === "auto") delete root.dataset.theme; else root.dataset.theme = name;
+    if (name === "auto") delete root.dataset.theme;
+    else root.dataset.theme = name;
     themeButton.querySelector(".wide").textContent = name;
   }
   theme(themes.includes(stored.get()) ? stored.get() : "auto");
@@ -45,10 +60,13 @@
       const text = cell.dataset[score()] ?? cell.dataset.value;
       return text === "" || text == null ? null : Number(text);
     };
-    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+    const compare = (a, b) =>
+      typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
     const body = table.tBodies[0];
     const rows = [...body.rows].map((row) => [key(row), row]);
-    rows.sort(([a], [b]) => (a === null || b === null ? (a === null) - (b === null) : up ? compare(a, b) : compare(b, a)));
+    rows.sort(([a], [b]) =>
+      a === null || b === null ? (a === null) - (b === null) : up ? compare(a, b) : compare(b, a),
+    );
     body.append(...rows.map(([, row]) => row));
   }
   for (const table of document.querySelectorAll("table.results")) {
@@ -56,7 +74,9 @@
       head.querySelector("button").addEventListener("click", () => {
         const now = head.getAttribute("aria-sort");
         const turned = now === "ascending" ? "descending" : "ascending";
-        table.querySelectorAll("th[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+        table
+          .querySelectorAll("th[aria-sort]")
+          .forEach((other) => other.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", now ? turned : head.dataset.first);
         sort(table);
       });
@@ -67,7 +87,11 @@
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   function unpack(text, tasks) {
     let at = 0;
-    const value = () => { const code = DIGITS.indexOf(text[at]) * 64 + DIGITS.indexOf(text[at + 1]); at += 2; return code === 4095 ? null : code / 1000; };
+    const value = () => {
+      const code = DIGITS.indexOf(text[at]) * 64 + DIGITS.indexOf(text[at + 1]);
+      at += 2;
+      return code === 4095 ? null : code / 1000;
+    };
     return Array.from({ length: tasks }, (_, t) => Array.from({ length: t + 1 }, value));
   }
 
@@ -75,15 +99,38 @@
     return html("option", { value }, text);
   }
   function headed(heads, rows, className) {
-    return html("table", className ? { class: className } : {}, html("thead", {}, html("tr", {}, ...heads.map((text) => html("th", { scope: "col", ...(["train", "test"].includes(text) ? { class: "num" } : {}) }, text)))), html("tbody", {}, ...rows));
+    return html(
+      "table",
+      className ? { class: className } : {},
+      html(
+        "thead",
+        {},
+        html(
+          "tr",
+          {},
+          ...heads.map((text) =>
+            html(
+              "th",
+              { scope: "col", ...(["train", "test"].includes(text) ? { class: "num" } : {}) },
+              text,
+            ),
+          ),
+        ),
+      ),
+      html("tbody", {}, ...rows),
+    );
   }
 
   function clientView(section, group, which) {
-    const [entryPick, seedPick, clientPick] = ["entry", "seed", "client"].map((name) => section.querySelector(`select[name=${name}]`));
+    const [entryPick, seedPick, clientPick] = ["entry", "seed", "client"].map((name) =>
+      section.querySelector(`select[name=${name}]`),
+    );
     entryPick.append(...group.entries.map((entry, i) => option(entry.label, i)));
     entryPick.value = group.start;
     const single = group.seeds.length === 1;
-    const seedChoices = single ? [[`seed ${group.seeds[0]}`, "mean"]] : [["mean over seeds", "mean"], ...group.seeds.map((seed, i) => [`seed ${seed}`, i])];
+    const seedChoices = single
+      ? [[`seed ${group.seeds[0]}`, "mean"]]
+      : [["mean over seeds", "mean"], ...group.seeds.map((seed, i) => [`seed ${seed}`, i])];
     seedPick.append(...seedChoices.map(([text, value]) => option(text, value)));
     clientPick.append(...group.clients.map((name, i) => option(name, i)));
     const view = section.querySelector(".client");
@@ -94,68 +141,146 @@
     const seedOf = () => (seedPick.value === "mean" ? (single ? 0 : null) : Number(seedPick.value));
 
     function region(title, note, ...content) {
-      return html("div", {}, html(level, {}, title), ...(note ? [html("p", { class: "fine" }, note)] : []), ...content);
+      return html(
+        "div",
+        {},
+        html(level, {}, title),
+        ...(note ? [html("p", { class: "fine" }, note)] : []),
+        ...content,
+      );
     }
     function scroll(name, content) {
-      return html("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${name}${which}` }, content);
+      return html(
+        "div",
+        { class: "scroll", tabindex: 0, role: "region", "aria-label": `${name}${which}` },
+        content,
+      );
     }
     function sequence(k) {
       const seeds = seedOf() === null ? group.seeds.map((_, i) => i) : [seedOf()];
       const known = seeds.filter((i) => group.streams[i]?.clients[k]);
-      if (!known.length) return region("Its tasks", "No split.json was kept, so the tasks are not known.");
+      if (!known.length)
+        return region("Its tasks", "No split.json was kept, so the tasks are not known.");
       const tasks = known.map((i) => group.streams[i].clients[k].tasks);
       const one = known.length === 1;
-      const heads = ["task", ...(one ? ["name", "classes", "train", "test"] : known.map((i) => `classes, seed ${group.seeds[i]}`))];
+      const heads = [
+        "task",
+        ...(one
+          ? ["name", "classes", "train", "test"]
+          : known.map((i) => `classes, seed ${group.seeds[i]}`)),
+      ];
       const rows = Array.from({ length: Math.max(...tasks.map((list) => list.length)) }, (_, t) => {
-        const classes = tasks.map((list) => html("td", { class: "classes" }, list[t] ? list[t].classes.map(className).join(", ") : "\u2013"));
-        const counts = one ? [tasks[0][t].train, tasks[0][t].test].map((n) => html("td", { class: "num" }, String(n))) : [];
-        return html("tr", {}, html("th", { scope: "row" }, String(t + 1)), ...(one ? [html("td", {}, tasks[0][t].name)] : []), ...classes, ...counts);
+        const classes = tasks.map((list) =>
+          html(
+            "td",
+            { class: "classes" },
+            list[t] ? list[t].classes.map(className).join(", ") : "\u2013",
+          ),
+        );
+        const counts = one
+          ? [tasks[0][t].train, tasks[0][t].test].map((n) =>
+              html("td", { class: "num" }, String(n)),
+            )
+          : [];
+        return html(
+          "tr",
+          {},
+          html("th", { scope: "row" }, String(t + 1)),
+          ...(one ? [html("td", {}, tasks[0][t].name)] : []),
+          ...classes,
+          ...counts,
+        );
       });
-      const note = one ? "In its own order; name is the task's number in the whole benchmark or data set." : "Every seed deals the tasks anew.";
+      const note = one
+        ? "In its own order; name is the task's number in the whole benchmark or data set."
+        : "Every seed deals the tasks anew.";
       return region("Its tasks", note, scroll("Tasks of this client", headed(heads, rows)));
     }
     function matrix(entry, k) {
       const packed = seedPick.value === "mean" ? entry.mean : entry.seeds[Number(seedPick.value)];
-      if (!packed) return region("Its accuracy on each task", "Single seeds are left out of this page, which would become too large; report fewer directories to see them.");
+      if (!packed)
+        return region(
+          "Its accuracy on each task",
+          "Single seeds are left out of this page, which would become too large; report fewer directories to see them.",
+        );
       const rows = unpack(packed[score()][k], group.tasks).map((values, t) =>
-        html("tr", {}, html("th", { scope: "row" }, dense ? String(t + 1) : `after ${t + 1}`), ...values.map((value, i) => {
-          const text = Charts.three(value);
-          const cell = html("td", value == null ? {} : { class: "cell" }, dense ? text.replace(/^0\./, ".") : text);
-          if (value == null) return cell;
-          cell.style.setProperty("--value", value);
-          if (dense) cell.title = `task ${i + 1} after task ${t + 1}: ${text}`;
-          return cell;
-        })));
-      const heads = [dense ? "task" : "learned", ...Array.from({ length: group.tasks }, (_, i) => (dense ? String(i + 1) : `task ${i + 1}`))];
+        html(
+          "tr",
+          {},
+          html("th", { scope: "row" }, dense ? String(t + 1) : `after ${t + 1}`),
+          ...values.map((value, i) => {
+            const text = Charts.three(value);
+            const cell = html(
+              "td",
+              value == null ? {} : { class: "cell" },
+              dense ? text.replace(/^0\./, ".") : text,
+            );
+            if (value == null) return cell;
+            cell.style.setProperty("--value", value);
+            if (dense) cell.title = `task ${i + 1} after task ${t + 1}: ${text}`;
+            return cell;
+          }),
+        ),
+      );
+      const heads = [
+        dense ? "task" : "learned",
+        ...Array.from({ length: group.tasks }, (_, i) => (dense ? String(i + 1) : `task ${i + 1}`)),
+      ];
       const told = score() === "masked" ? "the task id given" : "no task id";
-      return region("Its accuracy on each task", `After each task learned, with ${told}. Read a column downwards to see a task being forgotten.`, scroll("Accuracy matrix", headed(heads, rows, dense ? "heat dense" : "heat")));
+      return region(
+        "Its accuracy on each task",
+        `After each task learned, with ${told}. Read a column downwards to see a task being forgotten.`,
+        scroll("Accuracy matrix", headed(heads, rows, dense ? "heat dense" : "heat")),
+      );
     }
     function memory(entry, k) {
       const title = "Its memory";
-      if (!group.memories) return region(title, "Not in this page: what a client remembers are its private samples. \u201cfedmes report --with-samples\u201d puts them in.");
+      if (!group.memories)
+        return region(
+          title,
+          "Not in this page: what a client remembers are its private samples. \u201cfedmes report --with-samples\u201d puts them in.",
+        );
       const seed = seedOf() ?? 0;
       const sheet = data.samples[group.memories[entry.run][seed][k]];
-      if (!sheet) return region(title, "There are no images to show: no memory, no images, or no room left in this page.");
+      if (!sheet)
+        return region(
+          title,
+          "There are no images to show: no memory, no images, or no room left in this page.",
+        );
       const zoom = Math.max(1, Math.round(32 / Math.max(sheet.width, sheet.height)));
       const parts = [];
       for (const task of [...new Set(sheet.task)]) {
         const images = sheet.y.flatMap((label, i) => {
           if (sheet.task[i] !== task) return [];
-          const image = html("span", { role: "img", "aria-label": `class ${className(label)}`, title: `class ${className(label)}` });
+          const image = html("span", {
+            role: "img",
+            "aria-label": `class ${className(label)}`,
+            title: `class ${className(label)}`,
+          });
           Object.assign(image.style, {
-            width: `${sheet.width * zoom}px`, height: `${sheet.height * zoom}px`, backgroundImage: `url(${sheet.png})`,
+            width: `${sheet.width * zoom}px`,
+            height: `${sheet.height * zoom}px`,
+            backgroundImage: `url(${sheet.png})`,
             backgroundSize: `${sheet.columns * sheet.width * zoom}px ${sheet.rows * sheet.height * zoom}px`,
             backgroundPosition: `-${(i % sheet.columns) * sheet.width * zoom}px -${Math.floor(i / sheet.columns) * sheet.height * zoom}px`,
           });
           return [image];
         });
-        parts.push(html("div", {}, html("p", { class: "fine" }, `task ${task + 1}`), html("div", { class: "samples" }, ...images)));
+        parts.push(
+          html(
+            "div",
+            {},
+            html("p", { class: "fine" }, `task ${task + 1}`),
+            html("div", { class: "samples" }, ...images),
+          ),
+        );
       }
       const note = `At the end of the run, seed ${group.seeds[seed]}: ${sheet.y.length} samples.`;
       return region(title, note, html("div", { class: "memory" }, ...parts));
     }
     function show() {
-      const entry = group.entries[Number(entryPick.value)], k = Number(clientPick.value);
+      const entry = group.entries[Number(entryPick.value)],
+        k = Number(clientPick.value);
       view.replaceChildren(matrix(entry, k), sequence(k), memory(entry, k));
     }
     for (const pick of [entryPick, seedPick, clientPick]) pick.addEventListener("change", show);
@@ -167,15 +292,27 @@
     const section = document.getElementById(`g${number}`);
     const shown = new Set();
     const drawing = () => {
-      for (const figure of group.figures) Figures.draw(group, shown, figure, document.getElementById(`g${number}-figure-${figure.id}`), score());
+      for (const figure of group.figures)
+        Figures.draw(
+          group,
+          shown,
+          figure,
+          document.getElementById(`g${number}-figure-${figure.id}`),
+          score(),
+        );
     };
     Figures.chips(section.querySelector(".figures"), group, shown, drawing);
     redraws.push(drawing);
     drawing();
-    clientView(section.querySelector(".clients"), group, data.groups.length > 1 ? `, comparison ${number + 1}` : "");
+    clientView(
+      section.querySelector(".clients"),
+      group,
+      data.groups.length > 1 ? `, comparison ${number + 1}` : "",
+    );
   });
 
-  let width = root.clientWidth, waiting = 0;
+  let width = root.clientWidth,
+    waiting = 0;
   addEventListener("resize", () => {
     if (root.clientWidth === width) return;
     width = root.clientWidth;
