@@ -14,6 +14,7 @@ import pytest
 
 import fedmes
 from fedmes.common import limits
+from fedmes.data import catalog
 from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
 from fedmes.experiment import runner
@@ -150,6 +151,121 @@ def test_a_pickle_takes_no_memory_and_runs_nothing(tmp_path):
     with pytest.raises(UserError, match="not a pickle of plain data"):
         read_pickle(tmp_path / "p")
     assert not marker.exists()
+
+
+class Kind:
+    """Pickled as a type of numpy's, with whatever name and state."""
+
+    def __init__(self, name, state):
+        self.reduced = np.dtype, (name, False, True), state
+
+    def __reduce__(self):
+        return self.reduced
+
+
+class Array:
+    """Pickled as an array."""
+
+    def __init__(self, *state):
+        self.state = state
+
+    def __reduce__(self):
+        return (*np.zeros(1).__reduce__()[:2], self.state)
+
+
+NUMBER = (3, "<", None, None, None, -1, -1, 0)
+U1, I8 = Kind("u1", NUMBER), Kind("i8", NUMBER)
+ADDRESSES = struct.pack("<Q", 0xDEAD_BEEF)
+FORGED = {
+    "bytes as objects": Array(1, (1,), Kind("O8", (3, "|", None, None, None, -1, -1, 0)), False, ADDRESSES),
+    "objects by flags": Array(1, (1,), Kind("i8", (3, "|", None, None, None, -1, -1, 63)), False, ADDRESSES),
+    "fields": Array(1, (1,), Kind("V8", (3, "|", None, ("a",), {"a": (I8, 0)}, 8, 1, 0)), False, ADDRESSES),
+    "fields of a number": Array(1, (1,), Kind("i8", (3, "|", None, ("a",), {"a": (I8, 0)}, 8, 1, 0)), False, ADDRESSES),
+    "texts": Array(1, (1,), Kind("U2", NUMBER), False, ADDRESSES),
+    "dates": Array(1, (1,), Kind("M8", NUMBER), False, ADDRESSES),
+    "no type": Array(1, (1,), None, False, ADDRESSES),
+    "a type without its state": Array(1, (1,), Kind("i8", None), False, ADDRESSES[:4]),
+    "too few bytes": Array(1, (2**40,), U1, False, ADDRESSES),
+    "negative sizes": Array(1, (-1, -8), U1, False, ADDRESSES),
+    "a list of objects": Array(1, (1,), I8, False, [print]),
+    "no shape": Array(1, None, U1, False, ADDRESSES),
+    "nothing": Array(),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_forged_arrays(forged, protocol, tmp_path):
+    (tmp_path / "p").write_bytes(pickle.dumps({"data": [FORGED[forged]]}, protocol=protocol))
+    with pytest.raises(UserError, match="not a pickle of plain data"):
+        read_pickle(tmp_path / "p")
+
+
+@pytest.mark.parametrize("kind", ["?", "i1", "u1", "<i2", ">i4", ">u8", "<f2", ">f4", "<f8"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_numbers_are_read(kind, order, tmp_path):
+    array = np.arange(12).reshape(3, 4).astype(kind, order=order)
+    (tmp_path / "p").write_bytes(pickle.dumps({b"data": array}, protocol=2))
+    read = read_pickle(tmp_path / "p")["data"]
+    assert type(read) is np.ndarray and read.dtype == array.dtype.newbyteorder("=")
+    np.testing.assert_array_equal(read, array)
+
+
+PIXELS = np.zeros((2, 3072), np.uint8)
+NAMES = [f"c{i}" for i in range(100)]
+
+
+def nested(depth=40):
+    """A list of a few bytes in a file that would be endless as a text."""
+    value = ["x"]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (FORGED["bytes as objects"], NAMES), ([FORGED["bytes as objects"]] * 2, NAMES), ([0, FORGED["texts"]], NAMES),
+        (["a", "b"], NAMES), ([[0], [1]], NAMES), ([0, 10**30], NAMES), ([0, -1], NAMES), ([0, 100], NAMES), (5, NAMES),
+        ([0, 1.5], NAMES), ([0, 1], FORGED["objects by flags"]), ([0, 1], 5), ([0, 1], [None] * 100), ([0, 1], None),
+        ([0, 1], [nested()] * 100), ([0, 1], NAMES[:5]),
+    ],
+)  # fmt: skip
+def test_a_forged_cifar100_is_an_error_of_one_line(labels, names, tmp_path):
+    for name, content in (
+        ("train", {"data": PIXELS, "fine_labels": labels}),
+        ("test", {"data": PIXELS, "fine_labels": [0, 1]}),
+        ("meta", {"fine_label_names": names}),
+    ):
+        (tmp_path / name).write_bytes(pickle.dumps(content, protocol=2))
+    with pytest.raises(UserError) as error:
+        catalog.load("cifar100", root=tmp_path)
+    assert "\n" not in str(error.value) and str(error.value).startswith(str(tmp_path))
+
+
+PICTURES = np.zeros((4, 2, 2, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "classes"),
+    [
+        (PICTURES, {"a": 5}), (PICTURES, {"a": [0, 9]}), (PICTURES, {"a": [0, -1]}), (PICTURES, {"a": ["0", "1"]}),
+        (PICTURES, {"a": FORGED["bytes as objects"]}), (PICTURES, {"a": [FORGED["bytes as objects"], 1]}),
+        (PICTURES, {1: [0, 1]}), (PICTURES, {"a": [0, 10**30]}), (PICTURES, {"a": nested()}), (PICTURES, [1]),
+        (PICTURES[..., :1], {"a": [0, 1]}), (PICTURES[:, :1], {"a": [0, 1]}), (FORGED["fields"], {"a": [0, 1]}),
+    ],
+)  # fmt: skip
+def test_a_forged_miniimagenet_is_an_error_of_one_line(pictures, classes, tmp_path):
+    for part in ("train", "val", "test"):
+        own = {"image_data": PICTURES, "class_dict": {part: [0, 1, 2]}}
+        forged = {"image_data": pictures, "class_dict": classes} if part == "val" else {}
+        path = tmp_path / f"mini-imagenet/mini-imagenet-cache-{part}.pkl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(own | forged, protocol=2))
+    with pytest.raises(UserError) as error:
+        catalog.load("miniimagenet", root=tmp_path)
+    assert "\n" not in str(error.value) and str(error.value).startswith(str(tmp_path))
 
 
 SMALL = {"benchmark": "synthetic", "clients": 2, "tasks": 1, "rounds": 2, "epochs": 1, "model": "linear"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmes.data.cache import Raw, fewer
-from fedmes.data.pickles import read_pickle
+from fedmes.data.pickles import numbers, read_pickle, texts
 from fedmes.errors import UserError
 
 FILES = ("train", "test", "meta")
@@ -24,15 +24,15 @@ def read(files: list[Path]) -> Raw:
     train, test, meta = (read_pickle(path) for path in files)
     images, labels = [], []
     for content, path in ((train, files[0]), (test, files[1])):
-        x, y = content.get("data"), content.get("fine_labels")
+        x, y = content.get("data"), numbers(content.get("fine_labels"))
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
             raise UserError(f"{path}: holds no images of CIFAR-100")
-        if not isinstance(y, list) or len(y) != len(x):
+        if y is None or len(y) != len(x) or not len(y):
             raise UserError(f"{path}: images and labels do not fit")
         images.append(x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
-        labels.append(np.array(y, np.int64))
-    names = tuple(map(str, meta.get("fine_label_names", range(100))))
+        labels.append(y)
+    names = texts(meta.get("fine_label_names", [str(label) for label in range(100)]))
     y = np.concatenate(labels)
-    if len(names) != 100 or y.min() < 0 or y.max() >= 100:
+    if names is None or len(names) != 100 or y.max() >= 100:
         raise UserError(f"{files[2]}: not the 100 classes of CIFAR-100")
-    return Raw(np.concatenate(images), y, names, len(labels[0]), 3, notes=fewer("cifar100", len(y), 60_000))
+    return Raw(np.concatenate(images), y, tuple(names), len(labels[0]), 3, notes=fewer("cifar100", len(y), 60_000))

@@ -6,13 +6,13 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedmes.common.keyed_random import Ints
 from fedmes.data.cache import Raw, fewer
-from fedmes.data.pickles import read_pickle
+from fedmes.data.pickles import numbers, read_pickle, texts
 from fedmes.errors import UserError
 
 PICTURES = (".jpg", ".jpeg", ".png")
@@ -72,11 +72,26 @@ def _mini_from_pickles(files: list[Path]) -> Raw:
         x, classes = content.get("image_data"), content.get("class_dict")
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or not isinstance(classes, dict):
             raise UserError(f"{path}: needs image_data and class_dict")
-        rows_of |= {str(name): [start + int(row) for row in rows] for name, rows in classes.items()}
+        rows_of |= _rows(classes, start, len(x), path)
         images.append(x)
         start += len(x)
+    if len({x.shape[1:] for x in images}) > 1 or images[0].shape[3] != 3:
+        raise UserError(f"{files[0]}: its pictures and those of the other files are not of one size and three colours")
     rows, y, names, count = _shared_out(rows_of, files[0])
     return Raw(np.concatenate(images)[rows], y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
+
+
+def _rows(class_dict: dict[Any, Any], start: int, count: int, path: Path) -> dict[str, list[int]]:
+    """The rows of each class, of which `count` begin at `start`."""
+    if (names := texts(list(class_dict))) is None:
+        raise UserError(f"{path}: class_dict has names that are no texts")
+    rows_of = {}
+    for name, listed in zip(names, class_dict.values(), strict=True):
+        rows = numbers(listed)
+        if rows is None or (rows >= count).any():
+            raise UserError(f"{path}: class {name} has other rows than those of image_data")
+        rows_of[name] = (start + rows).tolist()
+    return rows_of
 
 
 def _shared_out(by_class: Mapping[str, Sequence[T]], where: Path) -> tuple[list[T], Ints, tuple[str, ...], int]:

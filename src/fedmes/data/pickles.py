@@ -1,13 +1,21 @@
-"""Pickles of plain data. A pickle is a program; this reader knows arrays, texts and containers, and runs no other."""
+"""Pickles of plain data. A pickle is a program; this reader knows arrays of numbers, texts and containers, and runs no
+other.
+
+What a pickle may call are functions of this file. Above all it never gets a type of numpy's in hand: it could give one
+flags with which numpy takes bytes of the file for addresses of objects.
+"""
 
 from __future__ import annotations
 
+import math
 import pickle
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmes.errors import UserError
 
@@ -19,7 +27,7 @@ class _PlainData(pickle.Unpickler):
         if (module, name) == ("numpy", "ndarray"):
             return None  # of which arrays are made is known; called by itself, it would take any amount of memory
         if (module, name) == ("numpy", "dtype"):
-            return np.dtype
+            return _kind
         if (module, name) == ("_codecs", "encode"):
             return _latin1
         if (module, name) == ("collections", "OrderedDict"):
@@ -27,9 +35,43 @@ class _PlainData(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data set needs")
 
 
-def _empty(*_: Any) -> np.ndarray:
+class _Kind:
+    """Stands for numpy's type of a number, of which a pickle may say the byte order and nothing else."""
+
+    def __init__(self, name: str) -> None:
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Any) -> None:
+        _, order, *rest = state
+        if order not in ("<", ">", "|", "=") or rest[:3] != [None, None, None] or any(rest[5:]):
+            raise pickle.UnpicklingError(f"it asks for numbers of an unusual kind: {state!r:.60}")
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class _Array(np.ndarray[Any, Any]):
+    """Begun empty, as pickles begin arrays, and then filled with as many bytes as its shape says."""
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, by_columns, content = state
+        content = content.encode("latin1") if isinstance(content, str) else content
+        sizes = isinstance(shape, tuple) and all(isinstance(size, int) and size >= 0 for size in shape)
+        if not (isinstance(kind, _Kind) and sizes and isinstance(content, bytes)):
+            raise pickle.UnpicklingError("it holds an array of something else than numbers")
+        if math.prod(shape) * kind.dtype.itemsize != len(content):
+            raise pickle.UnpicklingError(f"an array of shape {shape} has {len(content):,} bytes")
+        super().__setstate__((1, shape, kind.dtype, bool(by_columns), content))  # type: ignore[arg-type]
+
+
+def _empty(*_: Any) -> _Array:
     """An array as pickles begin it, whatever they say: its size comes with its bytes."""
-    return np.empty(0, np.uint8)
+    return np.ndarray.__new__(_Array, 0, np.uint8)
+
+
+def _kind(name: Any, *_: Any) -> _Kind:
+    name = name.decode("latin1") if isinstance(name, bytes) else name
+    if not isinstance(name, str) or not re.fullmatch(r"[<>|=]?([biu][1248]|f[248])|\?", name):
+        raise pickle.UnpicklingError(f"it asks for values of type {name!r:.60}, which no data set needs")
+    return _Kind(name)
 
 
 def _latin1(text: str, encoding: str) -> bytes:
@@ -50,12 +92,28 @@ def read_pickle(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a pickle of plain data ({error}); it may be truncated") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no dictionary")
-    return {
-        key.decode("latin1") if isinstance(key, bytes) else str(key): _text(value) for key, value in content.items()
-    }
+    return {_text(key): _plain(value) for key, value in content.items() if isinstance(key, (str, bytes))}
 
 
-def _text(value: Any) -> Any:
-    if isinstance(value, list) and value and isinstance(value[0], bytes):
-        return [item.decode("latin1") for item in value]
-    return value
+def _plain(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, np.ndarray) else value
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else value
+
+
+def texts(value: Any) -> list[str] | None:
+    """A list of texts; None where it is something else."""
+    if not isinstance(value, list) or not all(isinstance(item, (str, bytes)) for item in value):
+        return None
+    return [_text(item) for item in value]
+
+
+def numbers(value: Any) -> NDArray[np.int64] | None:
+    """A list or array of whole numbers, none below zero; None where it is something else."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1:
+        value = value.tolist()
+    if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item < 2**62 for item in value):
+        return None
+    return np.array(value, np.int64)
