@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmes.common import limits
 from fedmes.common.keyed_random import Ints
 from fedmes.data.cache import Raw, fewer
 from fedmes.errors import UserError
@@ -17,6 +19,7 @@ from fedmes.errors import UserError
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 PARTS = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
 CLASSES, MOST = 60, 2000
+ALL = 814_255  # images of ByClass, the largest part
 
 
 def find(root: Path, kind: str = "byclass") -> list[Path]:
@@ -72,7 +75,7 @@ def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
     start = 0
     for images, labels in (files[:2], files[2:]):
         x = _idx(images, 3)
-        if len(x) != len(_labels(labels)) or x.shape[1:] != (28, 28):
+        if len(x) != len(_labels(labels)):
             raise UserError(f"{images}: does not fit {labels.name}")
         here = (rows >= start) & (rows < start + len(x))
         chosen[here] = x[rows[here] - start].transpose(0, 2, 1)  # columns come first in these files
@@ -81,12 +84,18 @@ def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """An array of bytes, of which the file says the shape; as much is read, and no more than EMNIST has."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        magic, *shape = struct.unpack_from(f">{dimensions + 1}I", content)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic, *shape = struct.unpack(f">{dimensions + 1}I", file.read(4 * (dimensions + 1)))
+            count = math.prod(shape)
+            if magic != 0x800 + dimensions or shape[0] > ALL or shape[1:] not in ([], [28, 28]):
+                raise UserError(f"{path}: not a file of EMNIST (an array of {'x'.join(map(str, shape))} bytes)")
+            limits.check_memory(count, path)
+            body = file.read(count + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise UserError(f"{path}: truncated or damaged ({error}); fetch it again") from None
-    body = np.frombuffer(content, np.uint8, offset=4 * (dimensions + 1))
-    if magic != 0x800 + dimensions or len(body) != int(np.prod(shape, dtype=np.int64)):
-        raise UserError(f"{path}: truncated or damaged ({len(body)} bytes for {shape}); fetch it again")
-    return body.reshape(shape)
+    if len(body) != count:
+        more = "more" if len(body) > count else f"{len(body):,}"
+        raise UserError(f"{path}: truncated or damaged ({more} bytes for {shape}); fetch it again")
+    return np.frombuffer(body, np.uint8).reshape(shape)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fedmes.common import limits
+from fedmes.common.limits import Header
 from fedmes.report import series
 from fedmes.report.gather import Group, Run
 from fedmes.report.rows import Row
@@ -22,6 +25,7 @@ DIGITS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 MISSING = 4095
 MATRIX_BUDGET = 4_500_000  # characters of single seeds' matrices in a page
 SAMPLE_BUDGET = 12_000_000  # characters of images in a page
+MEMORY_BUDGET = 1_000_000_000  # bytes of a memory that is made into thumbnails
 SIDE = 48  # pixels of a thumbnail at most
 
 
@@ -51,7 +55,7 @@ def _stream(run: Run, seed: int) -> dict[str, Any] | None:
                 for client in content["clients"]
             ]
         }
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # the last: a class that is infinity
         return None
 
 
@@ -126,11 +130,15 @@ class Album:
     def add(self, folder: Path) -> str | None:
         """The key of a client's sheet; None where there is no memory, no image in it, or no room left."""
         try:
+            found = limits.check_arrays(folder / "memory.npz", {"x", "y", "task"})
+            if not _remembered(**found):
+                return None
+            if math.prod(found["x"].shape) * found["x"].dtype.itemsize > MEMORY_BUDGET:
+                self.full = True
+                return None
             with np.load(folder / "memory.npz", allow_pickle=False) as file:
                 x, y, task = file["x"], file["y"], file["task"]
         except Exception:  # missing, or whatever a damaged file makes numpy raise: then there are no thumbnails
-            return None
-        if x.ndim != 4 or not len(x):
             return None
         key = hashlib.sha256(x.tobytes() + y.tobytes() + task.tobytes()).hexdigest()[:16]
         if key not in self.sheets:
@@ -142,6 +150,12 @@ class Album:
             self.spent += len(sheet["png"])
             self.sheets[key] = sheet | {"y": y[order].tolist(), "task": task[order].tolist()}
         return key
+
+
+def _remembered(x: Header, y: Header, task: Header) -> bool:
+    """Are these images, each with a label and a task?"""
+    fit = y.shape == task.shape == x.shape[:1] and y.dtype.kind == task.dtype.kind == "i"
+    return fit and len(x.shape) == 4 and x.dtype.kind in "uf" and 0 not in x.shape
 
 
 def _sheet(images: np.ndarray) -> dict[str, Any]:
