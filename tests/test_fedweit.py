@@ -316,7 +316,7 @@ def predictor(p0, p1, p2, done=(1, 1, 1)):
 
 def asked(method, ready, scope, task):
     scope = torch.tensor([c in scope for c in range(6)])
-    me = SimpleNamespace(blocks=BLOCKS)
+    me = SimpleNamespace(blocks=BLOCKS, classes=BLOCKS)
     return method.predict(ready, torch.tensor([0, 1]), scope, torch.tensor(task), me)["acc"]
 
 
@@ -364,7 +364,7 @@ def test_probabilities_are_zero_outside_the_scope():
 def test_both_scores_at_once_as_engines_ask_for_them():
     method, ready = predictor((0.6, 0.7), (0.9, 0.6), (0.8, 0.25))
     scopes = torch.stack([torch.ones(6, dtype=torch.bool), BLOCKS[0]])
-    me = SimpleNamespace(blocks=BLOCKS)
+    me = SimpleNamespace(blocks=BLOCKS, classes=BLOCKS)
     both = vmap(method.predict, in_dims=(None, None, 0, 0, None))
     p = both(ready, torch.tensor([0, 1]), scopes, torch.tensor([-1, 0]), me)["acc"]
     close(p[0], asked(method, ready, ALL, -1), 0.0)

@@ -182,7 +182,9 @@ class FedWeIT(FedAvg):
 
     def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
         logits = vmap(self.net.logits, in_dims=(0, None))(pick(ready, "w"), x)  # [T, B, C]: once for both scores
-        inside = (me.blocks & scope & ready["done"][:, None])[:, None]
+        # Not told, a task answers with classes that the client has there: of others its head has seen no sample.
+        among = torch.where(task < 0, me.classes, me.blocks)
+        inside = (among & scope & ready["done"][:, None])[:, None]
         p = torch.softmax(scoped(logits, inside), dim=-1) * inside
         sure = p.amax(-1).argmax(0)  # [B], the most confident task
         chosen = torch.where(task < 0, sure, task.clamp(min=0))
