@@ -1,4 +1,6 @@
-"""The parts of the page that are complete without a script: the answer, the table, frames of figures, the setup."""
+"""What the parts of the page say that are complete without a script: the answer, the table, captions, the setup.
+
+Templates lay it out (templates/group.html); here are the words and numbers."""
 
 from __future__ import annotations
 
@@ -6,18 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmes.report import commands, series
-from fedmes.report.gather import Group, LeftOut, count
-from fedmes.report.markup import Html, el, folded, join, said, scroll
+from fedmes.report.gather import Group, count
 from fedmes.report.rows import LOWER_IS_BETTER, Row, best, three
 from fedmes.report.series import SCORES
 from fedmes.report.verdict import Verdict, facts
 from fedmes.results.labels import NUMBERS
 
 BOTH = {"oblivious": "No task id (oblivious)", "masked": "Task id given (masked)"}
-
-TAG = el(
-    "span", el("span", "no task id", class_="oblivious"), el("span", "task id given", class_="masked"), class_="tag"
-)
 
 FIGURES = {
     "accuracy": ("Accuracy after each task", "Over all tasks so far; the mean over clients and seeds."),
@@ -63,48 +60,30 @@ TABLE_NOTE = (
 
 
 def group_section(
-    number: int,
-    group: Group,
-    rows: Sequence[Row],
-    content: Mapping[str, Any],
-    verdicts: Mapping[str, Verdict],
-    notices: Html,
-    level: int,
-) -> Html:
-    """`level` is that of the headline; what follows stands one below."""
-    parts = (
-        _answer(number, group, verdicts, content["clients"], level),
-        notices,
-        _table(number, group, rows, level + 1),
-        _figures(number, group, content, level + 1),
-        _clients(number, level + 1),
-        _setup(number, group, level + 1),
-    )
-    return el("section", *parts, class_="group", id=f"g{number}", aria_labelledby=f"g{number}-title")
+    group: Group, rows: Sequence[Row], content: Mapping[str, Any], verdicts: Mapping[str, Verdict]
+) -> dict[str, Any]:
+    """All that templates/group.html shows."""
+    differences = _differences(group)
+    return {
+        "title": group.title,
+        "seeds": group.seeds,
+        "headline": verdicts["oblivious"].headline,
+        "answers": [_answer(title, verdicts[score]) for score, title in BOTH.items()],
+        "facts": facts(group.runs, verdicts["oblivious"], content["clients"]),
+        "how_compared": _how_compared(group),
+        "table": _table(group, rows),
+        "figures": _figures(group, content),
+        "differences": differences,
+        "values_that_differ": sum(len(owners) for _, owners in differences),
+        "commands": [_words(commands.command(run)) for run in group.runs],
+        "notes": [f"{run.label}: {note}" for run in group.runs for note in _notes(run.result.notes, run.left_out)],
+        "common": commands.common(group),
+        "directories": [(run.label, run.directory) for run in group.runs],
+    }
 
 
-def _section(number: int, name: str, heading: Html | str, level: int, *parts: str, **more: str) -> Html:
-    place = f"g{number}-{name}"
-    head = el(f"h{level}", heading)
-    return el("section", head, *parts, id=place, **more)
-
-
-def _answer(number: int, group: Group, verdicts: Mapping[str, Verdict], names: Sequence[str], level: int) -> Html:
-    answers = []
-    for score, title in BOTH.items():
-        verdict = verdicts[score]
-        lead = el("p", said(verdict.text), class_="lead" if score == "oblivious" else "also")
-        notes = [el("p", said(note), class_="fine") for note in verdict.notes]
-        answers.append(el("div", el(f"h{level + 1}", title), lead, *notes))
-    found = facts(group.runs, verdicts["oblivious"], names)
-    known = [el("div", el("dt", head), el("dd", said(fact))) for head, fact in found]
-    return join(
-        el("p", group.title, class_="eyebrow"),
-        el(f"h{level}", said(verdicts["oblivious"].headline), class_="headline", id=f"g{number}-title"),
-        el("div", *answers, class_="answers"),
-        el("dl", *known, class_="facts") if known else Html(),
-        el("p", _how_compared(group), class_="fine"),
-    )
+def _answer(title: str, verdict: Verdict) -> dict[str, Any]:
+    return {"title": title, "text": verdict.text, "notes": verdict.notes}
 
 
 def _how_compared(group: Group) -> str:
@@ -119,65 +98,60 @@ def _how_compared(group: Group) -> str:
     return " ".join(told)
 
 
-def left_out_notice(left_out: Sequence[LeftOut]) -> Html:
-    if not left_out:
-        return Html()
-    items = [el("li", el("code", each.directory), f": {each.reason}") for each in left_out]
-    many = "1 directory" if len(left_out) == 1 else f"{len(left_out)} directories"
-    told = f" {many} without a result that can be read."
-    return el("div", el("strong", "Left out:"), told, el("ul", *items), class_="notice")
-
-
-def _table(number: int, group: Group, rows: Sequence[Row], level: int) -> Html:
-    heads = [el("th", el("button", "method", type="button"), scope="col", data_first="ascending")]
-    for key, name in NUMBERS.items():
-        sorts = {"aria_sort": "descending"} if key == "acc_all" else {}
-        first = "ascending" if key in LOWER_IS_BETTER else "descending"
-        button = el("button", name, type="button")
-        heads.append(el("th", button, scope="col", class_="num", data_first=first, **sorts))
-        if key == "acc_all":
-            heads.append(el("th", "seed by seed", scope="col", class_="drawn"))
-    for name in ("MB up", "MB down", "seconds"):
-        button = el("button", name, type="button")
-        heads.append(el("th", button, scope="col", class_="num", data_first="ascending"))
-    winners, scales = best(rows), {score: _strip_scale(rows, score) for score in SCORES}
-    table = el(
-        "table",
-        el("caption", f"All results of {group.title}", class_="hidden-text"),
-        el("thead", el("tr", *heads)),
-        el("tbody", *(_table_row(group, row, winners, scales) for row in rows)),
-        class_="results",
-    )
+def _table(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
+    winners = best(rows)
+    scales = {score: _strip_scale(rows, score) for score in SCORES}
     told = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
-    note = el("p", f"{told}; {TABLE_NOTE}", class_="fine")
-    return _section(
-        number, "table", join("All results", TAG), level, scroll(f"All results, comparison {number + 1}", table), note
-    )
+    return {
+        "heads": _heads(),
+        "rows": [_table_row(group, row, winners, scales) for row in rows],
+        "note": f"{told}; {TABLE_NOTE}",
+    }
+
+
+def _heads() -> list[dict[str, Any]]:
+    """The columns, and how a first click on each of them sorts the table."""
+    heads: list[dict[str, Any]] = [{"name": "method", "first": "ascending"}]
+    for key, name in NUMBERS.items():
+        first = "ascending" if key in LOWER_IS_BETTER else "descending"
+        heads.append({"name": name, "number": True, "first": first})
+        if key == "acc_all":
+            heads[-1]["sorted"] = "descending"
+            heads.append({"name": "seed by seed", "drawn": True})
+    for name in ("MB up", "MB down", "seconds"):
+        heads.append({"name": name, "number": True, "first": "ascending"})
+    return heads
 
 
 def _table_row(
     group: Group, row: Row, winners: Mapping[tuple[str, str], str], scales: Mapping[str, tuple[float, float]]
-) -> Html:
+) -> dict[str, Any]:
     run, result = row.run, row.run.result
-    more = row.predicts if row.suffix else "keeps all data" if run.keeps_all_data else ""
-    cells = [el("th", run.label, el("small", more) if more else Html(), scope="row", data_name=row.label)]
-    for key in NUMBERS:
-        shown, sorts = [], {}
-        for score in SCORES:
-            mean, std = row.value(score, key)
-            wins = three(mean) == winners.get((score, key)) and not run.keeps_all_data
-            several = len(group.seeds) > 1 and mean is not None
-            spread = el("small", f"±{three(std).removeprefix('0')}") if several else Html()
-            shown.append(el("span", said(three(mean)), spread, class_=f"{score} best" if wins else score))
-            sorts[f"data_{score}"] = "" if mean is None else repr(mean)
-        cells.append(el("td", *shown, class_="num", **sorts))
-        if key == "acc_all":
-            cells.append(el("td", *(_strip(row, score, scales[score]) for score in SCORES), class_="drawn"))
+    more = "keeps all data" if run.keeps_all_data else ""
     sent = result.communication
-    for cost in (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["train"]):
-        words = ("", "") if row.suffix else (f"{cost:,.1f}", repr(cost))
-        cells.append(el("td", words[0], class_="num", data_value=words[1]))
-    return el("tr", *cells)
+    costs = (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["train"])
+    return {
+        "name": row.label,
+        "label": run.label,
+        "more": row.predicts if row.suffix else more,
+        "numbers": [[_cell(group, row, winners, score, key) for score in SCORES] for key in NUMBERS],
+        "strips": [_strip(row, score, scales[score]) for score in SCORES if row.value(score, "acc_all")[0] is not None],
+        "costs": [("", "") if row.suffix else (f"{cost:,.1f}", repr(cost)) for cost in costs],
+    }
+
+
+def _cell(
+    group: Group, row: Row, winners: Mapping[tuple[str, str], str], score: str, key: str
+) -> dict[str, str | bool]:
+    mean, std = row.value(score, key)
+    several = len(group.seeds) > 1 and mean is not None
+    return {
+        "score": score,
+        "text": three(mean),
+        "spread": f"±{three(std).removeprefix('0')}" if several else "",
+        "best": three(mean) == winners.get((score, key)) and not row.run.keeps_all_data,
+        "sorts": "" if mean is None else repr(mean),
+    }
 
 
 def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
@@ -190,89 +164,43 @@ def _seeds(row: Row, score: str) -> list[float]:
     return [value for value in series.seed_values(row.run.result, score, row.suffix).tolist() if value == value]
 
 
-def _strip(row: Row, score: str, scale: tuple[float, float]) -> Html:
-    """The mean as a point, every seed as a stroke, all rows on one scale."""
-    mean = row.value(score, "acc_all")[0]
-    if mean is None:
-        return Html()
-    seeds = _seeds(row, score)
+def _strip(row: Row, score: str, scale: tuple[float, float]) -> dict[str, Any]:
+    """Where the mean and every seed stand between the ends of the scale."""
     low, high = scale
-    places = [f"{100 * (value - low) / (high - low):.1f}%" for value in [mean, *seeds[:50]]]
-    strokes = [el("line", class_="seed", x1=x, x2=x, y1=4, y2=14) for x in places[1:]] if len(seeds) > 1 else []
-    base, point = el("line", x1=0, x2="100%", y1=9, y2=9), el("circle", cx=places[0], cy=9, r="3.6")
-    return el("svg", base, *strokes, point, class_=f"strip {score}", aria_hidden="true")
+    seeds = _seeds(row, score)
+
+    def place(value: float | None) -> str:
+        assert value is not None  # only rows with a mean have a strip
+        return f"{100 * (value - low) / (high - low):.1f}%"
+
+    strokes = [place(value) for value in seeds[:50]] if len(seeds) > 1 else []
+    return {"score": score, "mean": place(row.value(score, "acc_all")[0]), "seeds": strokes}
 
 
-def _figures(number: int, group: Group, content: Mapping[str, Any], level: int) -> Html:
+def _figures(group: Group, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     mbps = " or ".join(sorted({f"{run.config.comm.mbps:g}" for run in group.runs}))
     frames = []
     for figure in content["figures"]:
         title, note = FIGURES[figure["id"]]
-        heading = el(f"h{level + 1}", title, Html() if "any" in figure["panels"] else TAG)
-        caption = el("figcaption", heading, el("p", note.format(mbps=mbps)))
-        values = folded("Values as a table", scroll(f"{title}, values, comparison {number + 1}"))
-        place = {"id": f"g{number}-figure-{figure['id']}", "data_title": title, "data_level": f"h{level + 2}"}
-        plots = join(el("div", class_="legend"), el("div", class_="plots"))
-        frames.append(el("figure", caption, plots, values, **place))
-    told = (
-        "Choose who is drawn in colour; the others stay grey in the background. Point at a figure, or go to it with "
-        "the tab key and use the arrow keys, to read its values."
-    )
-    if len(group.seeds) > 1:
-        told += " Bands are one standard deviation over seeds; more than 7 runs in colour are drawn without them."
-    chips = el("div", class_="chips", role="group", aria_label=f"Runs in colour, comparison {number + 1}")
-    return _section(number, "figures", "Figures", level, el("p", told, class_="fine"), chips, *frames, class_="figures")
+        scored = "any" not in figure["panels"]
+        frames.append({"id": figure["id"], "title": title, "note": note.format(mbps=mbps), "scored": scored})
+    return frames
 
 
-def _clients(number: int, level: int) -> Html:
-    names = {"entry": "Method", "seed": "Seed", "client": "Client"}
-    picks = [el("label", title, el("select", name=name)) for name, title in names.items()]
-    parts = (el("div", *picks, class_="pick"), el("div", class_="client"))
-    heading = join("A single client", TAG)
-    return _section(number, "clients", heading, level, *parts, class_="clients", data_level=f"h{level + 1}")
-
-
-def _setup(number: int, group: Group, level: int) -> Html:
-    again = el("pre", *(_command(commands.command(run)) for run in group.runs), class_="commands")
-    many = folded(f"{len(group.runs)} commands", again)
-    parts = [_block("To run it again", level + 1, again if len(group.runs) <= 4 else many)]
-    if apart := commands.differences(group):
-        parts.insert(0, _block("Where the runs differ", level + 1, *_differences(number, apart)))
-    notes = [f"{run.label}: {note}" for run in group.runs for note in _notes(run.result.notes, run.left_out)]
-    if notes:
-        parts.append(_block("Notes", level + 1, el("ul", *(el("li", note) for note in notes), class_="fine")))
-    parts.append(folded("Everything the runs share", _pairs(commands.common(group))))
-    parts.append(folded("Where the results lie", _pairs([(run.label, run.directory) for run in group.runs])))
-    return _section(number, "config", "Setup", level, *parts)
-
-
-def _command(line: str) -> Html:
-    """A line that breaks between options only."""
+def _words(line: str) -> list[str]:
+    """A command's parts, between which a line may break: before options only."""
     first, *options = line.split(" --")
-    return el("code", el("span", first), *(join(" ", el("span", f"--{option}")) for option in options), Html("\n"))
+    return [first, *(f"--{option}" for option in options)]
 
 
-def _block(title: str, level: int, *parts: str) -> Html:
-    return el("div", el(f"h{level}", title), *parts, class_="block")
-
-
-def _differences(number: int, apart: Sequence[tuple[str, list[tuple[str, list[str]]]]]) -> tuple[Html, Html]:
-    lines = []
-    for key, owners in apart:
-        for place, (value, labels) in enumerate(owners):
-            rest = place == len(owners) - 1 and len(labels) > 3
-            head = el("th", key, scope="rowgroup", rowspan=len(owners)) if place == 0 else Html()
-            who = "all others" if rest else ", ".join(labels)
-            lines.append(el("tr", head, el("td", value), el("td", who, class_="who")))
-    heads = (el("th", name, scope="col") for name in ("option", "value", "runs"))
-    table = el("table", el("thead", el("tr", *heads)), el("tbody", *lines), class_="apart")
-    told = "Besides the method; a dash means that the option is left to the method."
-    shown = scroll(f"Where the runs differ, comparison {number + 1}", table)
-    return el("p", told, class_="fine"), shown if len(lines) <= 12 else folded(f"{len(lines)} values", shown)
-
-
-def _pairs(pairs: Sequence[tuple[str, str]]) -> Html:
-    return el("ul", *(el("li", el("span", key), value) for key, value in pairs), class_="options")
+def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Each option in which the runs differ: its values, and whose they are."""
+    found = []
+    for key, owners in commands.differences(group):
+        *some, (value, labels) = [(value, ", ".join(labels)) for value, labels in owners]
+        most = "all others" if len(owners[-1][1]) > 3 else labels
+        found.append((key, [*some, (value, most)]))
+    return found
 
 
 def _notes(notes: Sequence[str], left_out: int) -> list[str]:
