@@ -1,5 +1,7 @@
 """FedWeIT in whole runs: what each part may and may not touch."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -250,3 +252,15 @@ def test_options_are_equal_in_both_engines(options):
     small = {"method": "fedweit", "seeds": [0], "epochs": 1, "stream.frac": 5, "model.width": 5, "fedweit.l1": 0.02}
     given = {f"fedweit.{name}": value for name, value in options.items()}
     assert_equal_runs(prepared_with(small | given, staggered=True))
+
+
+@pytest.mark.parametrize(
+    ("method", "scope", "said"), [("fedweit", "all", 1), ("fedweit", "seen", 0), ("fedavg", "all", 0)]
+)
+def test_an_option_that_changes_nothing_is_said(method, scope, said):
+    """A head of FedWeIT is about its task's block, whatever the softmax of others is about."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare(config.load(None, {"method": method, "train.scope": scope, "benchmark": "synthetic"}))
+    texts = [str(warning.message) for warning in caught]
+    assert texts == ["train.scope: method fedweit does not look at it, so all changes nothing"] * said

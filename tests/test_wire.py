@@ -33,10 +33,19 @@ def test_there_and_back(tensors):
     back = wire.unpack(packed, tensors)
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], t) and back[name].dtype == t.dtype for name, t in tensors.items())
-    # counted are values, an index each where that is shorter, and a bit a channel; not the bits beside dense values
-    dense = [n for n in packed if n.endswith("#bits") and n.removesuffix("#bits") in packed]
-    sent = sum(t.nbytes for name, t in packed.items() if name not in dense)
-    assert sent == int(wire.size(tensors))
+    assert sum(t.nbytes for t in packed.values()) == int(wire.size(tensors))  # each byte that is sent is counted
+
+
+@pytest.mark.parametrize(
+    ("marked", "takes"), [(0, 0), (1, 8), (4095, 32760), (4223, 33784), (4224, 33792), (4225, 33792), (8192, 33792)]
+)
+def test_the_bits_beside_dense_values_are_counted(marked, takes):
+    """8,192 float32: with an index each, or all of them and 1,024 bytes of bits, whichever is shorter."""
+    values = torch.arange(8192) < marked
+    tensors = {"a": values.float(), "a#mask": values}
+    assert (int(wire.size(tensors)), sum(t.nbytes for t in wire.pack(tensors).values())) == (takes, takes)
+    stacked = {name: t.expand(2, 3, -1) for name, t in tensors.items()}
+    assert wire.size(stacked, 2).tolist() == [[takes] * 3] * 2
 
 
 LIKE = {"w": torch.zeros(4, 2), "a": torch.zeros(40), "a#mask": torch.zeros(40, dtype=torch.bool)}

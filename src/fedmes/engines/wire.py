@@ -1,8 +1,8 @@
 """Dictionaries of tensors outside of a program: what is sent of them, and how many bytes that takes.
 
 An entry `name#mask` says which part of `name` is sent. A mask of the same shape marks single values (sent with their
-index, or all of them where that is shorter); one with fewer elements, such as one a channel, marks blocks (sent with
-the mask's bits).
+index, or all of them with the mask's bits where that is shorter); one with fewer elements, such as one a channel, marks
+blocks (sent with the mask's bits).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def size(tensors: Tensors, leading: int = 0) -> Tensor:
         marks = math.prod(mask.shape[leading:])
         sent = mask.reshape(*mask.shape[:leading], -1).sum(-1)
         if marks < numel:
-            marked.append(sent * (numel // marks * t.element_size()) - (-marks // 8))
+            marked.append(sent * (numel // marks * t.element_size()) + _bits(marks))
         else:
-            marked.append((sent * (t.element_size() + INDEX)).clamp(max=numel * t.element_size()))
+            marked.append((sent * (t.element_size() + INDEX)).clamp(max=_dense(numel, t)))
     return torch.stack(marked).sum(0) + plain if marked else torch.tensor(plain)
 
 
@@ -46,7 +46,7 @@ def pack(tensors: Tensors) -> Tensors:
         marks = mask.flatten()
         values = t.reshape(len(marks), -1)[marks]
         single = len(marks) == t.numel()
-        if single and len(values) * (t.element_size() + INDEX) < t.numel() * t.element_size():
+        if single and len(values) * (t.element_size() + INDEX) < _dense(len(marks), t):
             packed[f"{name}#values"], packed[f"{name}#index"] = values[:, 0], marks.nonzero()[:, 0].to(torch.int32)
             continue
         packed[f"{name}#bits"] = torch.from_numpy(np.packbits(marks.cpu().numpy()))
@@ -70,6 +70,16 @@ def unpack(packed: Tensors, like: Tensors) -> Tensors:
     return tensors
 
 
+def _dense(count: int, t: Tensor) -> int:
+    """Bytes of all values and of a bit each."""
+    return count * t.element_size() + _bits(count)
+
+
+def _bits(count: int) -> int:
+    """Bytes of so many bits."""
+    return -(-count // 8)
+
+
 def _entries(tensors: Tensors) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Each entry with its mask, if it has one."""
     for name, t in tensors.items():
@@ -89,7 +99,7 @@ def _take(left: Tensors, name: str, dtype: torch.dtype, shape: Sequence[int]) ->
 def _marks(left: Tensors, name: str, count: int, single: bool) -> Tensor:
     """A flat mask, from an index of single values or from its bits."""
     if f"{name}#index" not in left:
-        bits = _take(left, f"{name}#bits", torch.uint8, (-(-count // 8),))
+        bits = _take(left, f"{name}#bits", torch.uint8, (_bits(count),))
         return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool))
     index = left.pop(f"{name}#index")
     if index.dtype != torch.int32 or index.ndim != 1 or len(index) > count or not single:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -121,8 +122,18 @@ def _blueprint(
     config = _settle_engine(config, nets[0].stackable(shape))
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
+    _warn_of_unused(config, method)
     settled = {"memory.policy": _policy(config, method)} | dict(method.in_force)
     return config.with_(settled), method, [net.initial for net in nets]
+
+
+def _warn_of_unused(config: Config, method: Method) -> None:
+    for option in method.unused:
+        section, name = option.split(".")
+        options = getattr(config, section)
+        if (value := getattr(options, name)) != type(options).model_fields[name].default:
+            text = f"{option}: method {config.method_name} does not look at it, so {value} changes nothing"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:

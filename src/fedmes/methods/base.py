@@ -58,6 +58,7 @@ class Method:
     store: str = "none"  # what a client keeps of its samples: nothing, a "memory", or "all" of them
     policy: ClassVar[str] = "fifo"  # which samples a memory keeps, unless memory.policy says otherwise
     in_force: Mapping[str, object] = {}  # options that were left open, as the method settles them
+    unused: ClassVar[tuple[str, ...]] = ()  # options for all methods that this one does not look at
     # (st, bc, batch) -> sums over the round's samples, added up in chunks before `begin_round`; None: no such pass
     measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
     # (ready, batch, scope[C]) -> sums over the held-back samples of all tasks so far, added up before `tuned`;

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 class FedWeIT(FedAvg):
     judged = "personal"
+    unused = ("train.scope",)  # a task's head is about its block
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
