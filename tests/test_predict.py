@@ -8,6 +8,7 @@ import stat
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from PIL import Image
 
 import fedmes
@@ -352,15 +353,21 @@ def test_a_picture_shows_the_image_and_its_neighbours(digits_run, tmp_path):
     client = fedmes.load_client(digits_run / "seed0/client0")
     np.save(tmp_path / "two.npy", client.voters.x[:2])
     found = list(predict_files(client, [tmp_path / "two.npy"]))
-    drawn = np.asarray(picture.draw(client, found))
-    step, left = picture.TILE + picture.GAP, 2 * picture.GAP + picture.TILE + picture.WORDS
-    tops = [2 * picture.GAP + picture.LINE + row * (step + 2 * picture.LINE) for row in (0, 1)]
-    for top, (item, prediction) in zip(tops, found, strict=True):
-        # A stored sample is its own nearest neighbour: the tile of the image and the first one are the same.
-        itself = drawn[top : top + picture.TILE, picture.GAP : picture.GAP + picture.TILE]
-        first = drawn[top : top + picture.TILE, left : left + picture.TILE]
-        np.testing.assert_array_equal(itself, first)
-        np.testing.assert_array_equal(itself[::12, ::12, 0], item.sample[..., 0])
-        frames = [tuple(drawn[top - 1, left + i * step]) for i in range(len(prediction.neighbours))]
-        same = [n.label == prediction.label for n in prediction.neighbours]
-        assert frames == [picture.SAME if is_same else picture.OTHER for is_same in same]
+    (ax,) = picture.draw(client, found).axes
+    images = {}
+    for image in ax.images:
+        left, _, _, top = image.get_extent()
+        images[round(left, 6), round(top, 6)] = image.get_array()
+    frames = {frame.get_xy(): to_hex(frame.get_edgecolor()) for frame in ax.patches}
+    for row, (item, prediction) in enumerate(found):
+        top = 0.4 + picture.HEIGHT * row
+        places = [(picture.LEFT + i * picture.STEP, top) for i in range(len(prediction.neighbours))]
+        itself = images[0, round(top, 6)]
+        np.testing.assert_allclose(itself * 255, item.sample[..., 0], atol=1e-4)
+        np.testing.assert_array_equal(
+            itself, images[round(picture.LEFT, 6), round(top, 6)]
+        )  # its own nearest neighbour
+        same = [near.label == prediction.label for near in prediction.neighbours]
+        assert [frames[place] for place in places] == [picture.SAME if alike else picture.OTHER for alike in same]
+        written = [text.get_text() for text in ax.texts]
+        assert f"{prediction.label}   {prediction.probability:.3f}" in written

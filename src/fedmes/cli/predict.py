@@ -37,10 +37,11 @@ def predict(
     from json import dumps
 
     from fedmes.cli import render
-    from fedmes.prediction import picture
     from fedmes.prediction.client import load_client, predict_files
 
     if show is not None:
+        from fedmes.prediction import picture  # with matplotlib, which takes its time
+
         picture.check(show)
     client = load_client(directory, model=model, method=method)
     found: list[tuple[str, Prediction]] = []
