@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -98,6 +99,37 @@ def test_cap_keeps_a_part_of_what_a_client_has():
         assert set(b.train.tolist()) <= set(a.train.tolist())
         assert len(set(b.train.tolist())) == len(b.train)
         assert b.test.tolist() == a.test.tolist()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("shares", ["even", "dirichlet:0.1"])
+def test_cap_keeps_every_class_in_proportion(seed, shares):
+    """Also a class with one image among classes with many: none gets a further one while another is behind."""
+    labels = np.repeat(np.arange(4), [300, 100, 40, 6])
+
+    def tasks(cap):
+        made = partition.split(
+            labels, np.arange(4), [(0, 1, 2, 3)], seed=seed, clients=6, tasks=1, rounds=1, frac="holders", cap=cap,
+            test_frac=1.0, classes_min=4, classes_max=4, partition=shares,
+        )  # fmt: skip
+        return [task for _, task in tasks_of(made)]
+
+    for cap in (4, 5, 12, 40):
+        for before, after in zip(tasks(None), tasks(cap), strict=True):
+            had, has = per_class(before.train, labels), per_class(after.train, labels)
+            assert set(after.train.tolist()) <= set(before.train.tolist())
+            assert (sorted(has), sum(has.values())) == ([0, 1, 2, 3], min(cap, sum(had.values())))
+            for a, b in itertools.product(has, has):
+                assert has[b] == had[b] or (has[a] - 1) / had[a] <= has[b] / had[b]
+
+
+def test_a_cap_that_bites_nowhere_changes_nothing():
+    assert made(stream__frac=10, stream__cap=1000).to_bytes() == made(stream__frac=10).to_bytes()
+
+
+def test_a_cap_below_the_number_of_classes():
+    with pytest.raises(UserError, match=r"stream\.cap=1: task \d of client \d has \d classes and needs as many"):
+        made(stream__frac=10, stream__cap=1)
 
 
 def test_test_frac_keeps_the_same_part_of_a_class_for_everybody():

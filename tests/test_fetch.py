@@ -4,10 +4,12 @@ import hashlib
 import io
 import pickle
 import socket
+import subprocess
 import sys
 import tarfile
 import threading
 import zipfile
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +21,8 @@ from fedmes.cli import app as cli
 from fedmes.data import catalog
 from fedmes.data.fetch import _unpack
 from fedmes.errors import UserError
+
+LONG = 120  # seconds that a test waits for something that takes a moment
 
 
 class Server(ThreadingHTTPServer):
@@ -33,6 +37,8 @@ class Server(ThreadingHTTPServer):
         self.ranges = True
         self.status = None
         self.asked = []  # (the range that was asked for, bytes that were sent)
+        self.reached, self.open = threading.Event(), threading.Event()  # somebody asks; and gets an answer
+        self.open.set()
 
     def url(self, name):
         return f"http://127.0.0.1:{self.server_port}/{name}"
@@ -45,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         asked, start = self.headers["Range"], 0
+        server.reached.set()
+        server.open.wait(LONG)
         if server.status is not None:
             self.send_error(server.status)
             return
@@ -137,7 +145,7 @@ def offer(server, monkeypatch, name):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".fetch.lock")
 
 
 def test_official_addresses():
@@ -331,6 +339,57 @@ def test_two_data_sets_of_one_archive(server, fedmes, monkeypatch, tmp_path):
     status, said, _ = fedmes("data", "fetch", "emnist", "emnist-letters", "--root", tmp_path)
     assert status == 0 and len(server.asked) == 1
     assert said.startswith(f"emnist: now in {tmp_path}/gzip\nemnist-letters: is in {tmp_path}/gzip already")
+
+
+FETCHER = """
+import sys
+from dataclasses import replace
+from fedmes.cli import app
+from fedmes.data import catalog
+
+_, url, md5, root = sys.argv
+entry = catalog.CATALOG["cifar100"]
+catalog.CATALOG["cifar100"] = replace(entry, archive=replace(entry.archive, url=url, md5=md5))
+sys.argv = ["fedmes", "data", "fetch", "cifar100", "--root", root]
+app.main()
+"""
+
+
+@pytest.mark.parametrize("first_is_killed", [False, True])
+def test_two_processes_at_once(cifar, tmp_path, first_is_killed):
+    """The second waits for the first, which is held up by the server; nothing is lost and nothing comes twice."""
+    archive = catalog.CATALOG["cifar100"].archive
+    command = [sys.executable, "-c", FETCHER, archive.url, archive.md5, str(tmp_path)]
+    cifar.open.clear()
+    with started(command) as first:
+        assert cifar.reached.wait(LONG)
+        with started(command) as second:
+            waiting = second.stderr.readline()
+            if first_is_killed:
+                first.kill()
+                first.wait()
+            cifar.open.set()
+            assert waiting == f"{tmp_path}: another process is fetching into it; waiting until it is done\n"
+            told = [process.communicate(timeout=LONG) for process in (first, second)]
+    there = f"{tmp_path}/cifar-100-python"
+    if first_is_killed:
+        assert (second.returncode, told[1][0]) == (0, f"cifar100: now in {there}\n")
+    else:
+        assert (first.returncode, told[0]) == (0, (f"cifar100: now in {there}\n", ""))
+        assert second.returncode == 0 and told[1][0].startswith(f"cifar100: is in {there} already")
+        assert len(cifar.asked) == 1
+    assert names(tmp_path) == ["cifar-100-python"]
+    assert len(catalog.load("cifar100", root=tmp_path).y) == 200
+
+
+@contextmanager
+def started(command):
+    """A process whose output is read; whatever happens, it does not outlive the test."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_what_is_wrong_is_said_before_anything_is_downloaded(cifar, fedmes, tmp_path):

@@ -43,10 +43,13 @@ def fetch(
             raise UserError(f"{name}: {how_to_get(name, root)}; {CATALOG[name].looked_for} is looked for in {root}")
     for name, _ in wanted:
         archive = CATALOG[name].archive
-        if places := find(name, root):  # two data sets may be in one archive
-            print(f"{name}: is in {places[0].parent} already; `fedmes data check {name}` says whether it is complete")
-        elif archive is not None:
-            print(f"{name}: now in {fetching.fetch(archive, root)}")
+        if archive is not None and not find(name, root):  # two data sets may be in one archive
+            with fetching.alone(root):
+                if not find(name, root):  # nor has it come while this process waited for another
+                    print(f"{name}: now in {fetching.fetch(archive, root)}")
+                    continue
+        there = find(name, root)[0].parent
+        print(f"{name}: is in {there} already; `fedmes data check {name}` says whether it is complete")
 
 
 @app.command(epilog="Example: fedmes data check cifar100 --root ~/data")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -32,6 +35,24 @@ class Archive:
         return self.url.rpartition("/")[2]
 
 
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """One process at a time fetches into a folder; others wait and say so. The system lets go of the lock of a process
+    that has died, however it died."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        file = (root / ".fetch.lock").open("a")
+    except OSError as error:
+        raise UserError(f"{error.filename or root}: {error.strerror or error}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{root}: another process is fetching into it; waiting until it is done", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def fetch(archive: Archive, root: Path) -> Path:
     """The archive's folder under the root. An archive that lies there is unpacked and stays; one that is downloaded
     goes when it is unpacked."""
@@ -41,19 +62,23 @@ def fetch(archive: Archive, root: Path) -> Path:
     folder, file = root / archive.folder, root / archive.file
     if folder.exists():
         raise UserError(f"{folder} is there but not complete; move it away, then fetch again")
-    pooch.get_logger().setLevel("WARNING")
     try:
-        root.mkdir(parents=True, exist_ok=True)
         if file.exists() and pooch.file_hash(file, "md5") != archive.md5:
             os.replace(file, aside := file.with_name(f"{file.name}.wrong"))
             raise UserError(
                 f"{file}: not the official archive, or not all of it (its MD5 is not {archive.md5}); "
                 f"it was renamed to {aside.name}; run this again to download"
             )
-        found = file.exists()
-        with bar(f"fetching {file.name}", in_bytes=True) as report:
-            download = _Download(file.with_name(f"{file.name}.part"), report)
-            pooch.retrieve(archive.url, f"md5:{archive.md5}", file.name, root, downloader=download)
+        if not (found := file.exists()):
+            part = file.with_name(f"{file.name}.part")
+            with bar(f"fetching {file.name}", in_bytes=True) as report:
+                _download(archive.url, part, report)
+            if pooch.file_hash(part, "md5") != archive.md5:
+                part.unlink()
+                raise UserError(
+                    f"{archive.url}: what came has not the MD5 {archive.md5} and was removed; run this again"
+                )
+            os.replace(part, file)
         with bar(f"unpacking {file.name}") as report:
             _unpack(file, folder, report)
         if not found:
@@ -63,10 +88,6 @@ def fetch(archive: Archive, root: Path) -> Path:
             f"{archive.url}: {_reason(error)}; try again later (what has come is kept), or put {file.name} into {root} "
             "and run this again"
         ) from None
-    except ValueError:  # pooch: the checksum; it has removed the file
-        raise UserError(
-            f"{archive.url}: what came has not the MD5 {archive.md5} and was removed; run this again"
-        ) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(f"{root}: no space is left; make some and run this again, it goes on from here") from None
@@ -74,44 +95,39 @@ def fetch(archive: Archive, root: Path) -> Path:
     return folder
 
 
-class _Download:
-    """pooch's way to get a file, kept in a part file from try to try."""
+def _download(url: str, part: Path, report: Report) -> None:
+    """Into a file that is kept from try to try, while a try brings something."""
+    import requests
 
-    def __init__(self, part: Path, report: Report) -> None:
-        self.part, self.report = part, report
+    while True:
+        had = _size(part)
+        try:
+            return _go_on(url, part, had, report)
+        except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+            if _size(part) <= had:  # not even a little came
+                raise
 
-    def __call__(self, url: str, output: str, _: object) -> None:
-        import requests
 
-        while True:
-            had = self._size()
-            try:
-                self._go_on(url, had)
-                break
-            except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
-                if self._size() <= had:  # not even a little came
-                    raise
-        os.replace(self.part, output)
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
 
-    def _size(self) -> int:
-        return self.part.stat().st_size if self.part.exists() else 0
 
-    def _go_on(self, url: str, had: int) -> None:
-        import requests
+def _go_on(url: str, part: Path, had: int, report: Report) -> None:
+    import requests
 
-        wanted = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={had}-"} if had else {})
-        with requests.get(url, headers=wanted, stream=True, timeout=PATIENCE) as answer:
-            if had and answer.status_code == 416:  # there is no more; the checksum says whether this is it
-                return
-            answer.raise_for_status()
-            done = had if answer.status_code == 206 else 0
-            length = answer.headers.get("Content-Length")
-            total = None if length is None else done + int(length)
-            with self.part.open("ab" if done else "wb") as file:
-                for block in answer.iter_content(BLOCK):
-                    file.write(block)
-                    done += len(block)
-                    self.report(done, total)
+    wanted = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={had}-"} if had else {})
+    with requests.get(url, headers=wanted, stream=True, timeout=PATIENCE) as answer:
+        if had and answer.status_code == 416:  # there is no more; the checksum says whether this is it
+            return
+        answer.raise_for_status()
+        done = had if answer.status_code == 206 else 0
+        length = answer.headers.get("Content-Length", "")
+        total = done + int(length) if length.isdecimal() else None
+        with part.open("ab" if done else "wb") as file:
+            for block in answer.iter_content(BLOCK):
+                file.write(block)
+                done += len(block)
+                report(done, total)
 
 
 def _reason(error: Exception) -> str:

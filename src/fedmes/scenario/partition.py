@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
+from fedmes.errors import UserError
 from fedmes.scenario.stream import Client, Stream, Task, assemble
 
 
@@ -121,12 +122,26 @@ def _deal(
     def task(k: int, place: int) -> Task:
         block, classes, name = wanted[k][place]
         train = np.concatenate([shares[k, label] for label in classes])
+        if cap is not None and cap < len(classes):
+            raise UserError(
+                f"stream.cap={cap}: client {k} has {len(classes)} classes in task {name}, one image of each"
+            )
         if cap is not None and len(train) > cap:
-            train = train[keyed_random.permutation(len(train), seed, "cap", k, place)[:cap]]
+            order = keyed_random.permutation(len(train), seed, "cap", k, place)
+            train = _fewer(train[order], train_labels, cap)
         test = np.concatenate([test_rows[label] for label in classes])
         return Task(name, block, classes, np.sort(train), np.sort(test))
 
     return [Client(str(k), tuple(task(k, place) for place in range(len(own)))) for k, own in enumerate(wanted)]
+
+
+def _fewer(rows: Ints, labels: Ints, count: int) -> Ints:
+    """The first so many rows, of each class in proportion and at least one."""
+    done = np.empty(len(rows))  # how much of its class comes before a row
+    for label in np.unique(labels[rows]).tolist():
+        own = np.flatnonzero(labels[rows] == label)
+        done[own] = np.arange(len(own)) / len(own)
+    return rows[np.argsort(done, kind="stable")[:count]]
 
 
 def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list[int]]:
