@@ -6,9 +6,9 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmes.deployment.app import site_desk
+from fedmes.deployment.app import site_desk, site_name
 from fedmes.engines.flower.client import client_app
-from fedmes.experiment.simulation import simulated_desk
+from fedmes.experiment.simulation import simulated_desk, simulated_name
 
 
 class Clock:
@@ -37,6 +37,7 @@ class Grid:
         self.away = lambda node, message: False  # who does not answer
         self.gone = lambda: ()  # who is not even connected
         self.starts = lambda k: 1  # how often its SuperNode has been started
+        self.forged = lambda node, kind, content: content  # what somebody makes of an answer
         self.replies, self.received, self.sent = {}, [], 0
 
     def get_node_ids(self):
@@ -54,8 +55,9 @@ class Grid:
             message.metadata.__dict__["_message_id"] = ids[-1]
             node = message.metadata.dst_node_id
             if not self.away(node - 100, message):
-                reply = self.app(_through_bytes(message), self.contexts[node])
-                self.replies[ids[-1]] = _through_bytes(reply)
+                reply = self.app(through_bytes(message), self.contexts[node])
+                reply.content = self.forged(node - 100, message.metadata.message_type, reply.content)
+                self.replies[ids[-1]] = through_bytes(reply)
         return ids
 
     def pull_messages(self, ids):
@@ -64,7 +66,7 @@ class Grid:
         return there
 
 
-def _through_bytes(message):
+def through_bytes(message):
     return message_from_proto(type(message_to_proto(message)).FromString(message_to_proto(message).SerializeToString()))
 
 
@@ -72,8 +74,9 @@ def simulated(directory, clients):
     def desk(config, s, node):
         return simulated_desk(directory, config, s, node)
 
-    return Grid(client_app(desk), [{"partition-id": k, "num-partitions": clients} for k in range(clients)])
+    nodes = [{"partition-id": k, "num-partitions": clients} for k in range(clients)]
+    return Grid(client_app(simulated_name, desk), nodes)
 
 
 def at_sites(folders):
-    return Grid(client_app(site_desk), [{"site": str(folder)} for folder in folders])
+    return Grid(client_app(site_name, site_desk), [{"site": str(folder)} for folder in folders])

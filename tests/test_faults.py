@@ -13,7 +13,7 @@ import fedmes
 from fedmes import config
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.loop import LoopEngine
-from fedmes.engines.server import LATE, MISFIT, TOO_FAR, Update, settle
+from fedmes.engines.server import MISFIT, TOO_FAR, Update, settle
 from fedmes.experiment.recorder import Book, Origin
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS
@@ -107,27 +107,60 @@ def server_of(clients, **options):
 
     def answer(updates, server=(3.0, 4.0)):
         state = {"w.a": torch.tensor(server)}
-        new, left_out = settle(method, state, 7, updates, clients, {"w.a": torch.zeros(2)})
+        new, left_out = settle(method, state, updates, clients, {"w.a": torch.zeros(2)})
         return new["w.a"].tolist(), left_out
 
     return answer
 
 
-def update(*values, round=7, name="w.a", dtype=torch.float32):
-    return Update(round, {name: torch.tensor(values, dtype=dtype)}, 1)
+def update(*values, name="w.a", dtype=torch.float32, samples=1):
+    return Update({name: torch.tensor(values, dtype=dtype)}, samples)
 
 
-def test_updates_that_do_not_fit_or_come_late():
+def test_updates_that_do_not_fit():
     answer = server_of(6)
     updates = {
         0: update(1.0, 1.0), 1: update(1.0, 1.0, 1.0), 2: update(1.0, 1.0, name="w.b"),
-        3: update(1.0, 1.0, dtype=torch.float64), 4: update(9.0, 9.0, round=6), 5: update(3.0, 5.0),
+        3: update(1.0, 1.0, dtype=torch.float64), 5: update(3.0, 5.0),
     }  # fmt: skip
-    assert answer(updates) == ([2.0, 3.0], {1: MISFIT, 2: MISFIT, 3: MISFIT, 4: LATE})
+    assert answer(updates) == ([2.0, 3.0], {1: MISFIT, 2: MISFIT, 3: MISFIT})
     assert answer({1: updates[1]}) == ([3.0, 4.0], {1: MISFIT})
     assert answer({}) == ([3.0, 4.0], {})
     more = server_of(6, **{"server.min_clients": 3})
     assert more(updates)[0] == [3.0, 4.0]  # two good ones are too few
+
+
+def test_an_average_that_is_not_finite_is_not_kept():
+    """Updates that are good one by one, of clients that say they have no samples."""
+    answer = server_of(3)
+    nothing = {0: update(1.0, 1.0, samples=0), 2: update(3.0, 5.0, samples=0)}
+    assert answer(nothing) == ([3.0, 4.0], {0: "no finite average", 2: "no finite average"})
+    assert answer(nothing | {1: update(3.0, 3.0)}) == ([3.0, 3.0], {})
+
+
+class Dividing(FedAvg):
+    """Its average is not finite in the first round of each task."""
+
+    def upload(self, st, me):
+        return super().upload(st, me) | {"zero": me.first.to(me.lr.dtype)}
+
+    def server(self, params):
+        return super().server(params) | {"zero": torch.zeros_like(next(iter(params.values())).flatten()[0])}
+
+    def aggregate(self, server, uploads, present, samples):
+        new = super().aggregate(server, uploads, present, samples)
+        return {name: t / (1 - new["zero"].round()) if name.startswith("w.") else t * 0 for name, t in new.items()}
+
+
+def test_both_engines_keep_what_they_have_when_an_average_is_not_finite():
+    prepared = prepared_with({"method": "fedavg", "rounds": 2, "tasks": 2}, own={"method": Dividing})
+    assert_equal_runs(prepared)
+    engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
+    before = {name: t.clone() for name, t in engine.servers[0].items()}
+    assert {row.reason for row in engine.round(0)} == {"no finite average"}
+    assert all(torch.equal(engine.servers[0][name], t) for name, t in before.items())
+    assert {row.reason for row in engine.round(1)} == {""}
+    assert not all(torch.equal(engine.servers[0][name], t) for name, t in before.items())
 
 
 def test_what_is_absurd():

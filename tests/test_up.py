@@ -1,18 +1,21 @@
 """`fedmes federation up` as somebody at a terminal meets it. Flower's processes are in test_federation.py; here the
 server and its sites run in one process, and everything else is what the command really does."""
 
+import json
 import os
 import pty
 import re
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 # The command with the two halves of Flower's app called directly, as its processes would call them.
 COMMAND = """
-import sys
+import shutil, sys
 from pathlib import Path
 from flwr.app import Context, RecordDict
 import inprocess
@@ -32,6 +35,8 @@ class Federation:
 
     def submit(self, **given):
         self.given = given
+        if Path("late").is_dir():  # arrives after everybody has agreed
+            shutil.copytree("late", "data", dirs_exist_ok=True)
 
     def wait(self, meanwhile):
         context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=self.given)
@@ -77,3 +82,34 @@ def test_the_bar_moves_on_a_terminal(tmp_path):
     assert "task 2/2, round 1/1, accuracy so far" in shown
     assert f"result: {tmp_path / 'here'}" in shown
     assert len((tmp_path / "here/progress.jsonl").read_text().splitlines()) == 2
+
+
+def draw(folder, count, value):
+    folder.mkdir(parents=True)
+    for n in range(count):
+        Image.fromarray(np.full((4, 4), value + n, np.uint8)).save(folder / f"{n}.png")
+
+
+def task(folder, classes):
+    for value, label in enumerate(classes):
+        for part, count in (("train", 4), ("test", 2)):
+            draw(folder / part / label, count, 60 * value)
+
+
+def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
+    """A new class comes to one of two sites: the status, the stream, the table and result.json say so."""
+    for name in ("north", "south"):
+        task(tmp_path / "data" / name / "t1", ("cat", "dog"))
+    task(tmp_path / "late" / "south" / "t2", ("cat", "emu"))
+    options = ["--data", "data", "--rounds", "1", "--epochs", "1", "--model", "linear"]
+    status, shown = at_a_terminal(["federation", "up", *options, "--out", "here"], tmp_path)
+    assert status == 3, shown
+    result = json.loads((tmp_path / "here/result.json").read_text())
+    ((name, reason),) = result["sites_left_out"].items()
+    assert name == "south" and "class emu is not among the federation's" in reason
+    assert f"{name}: {reason}" in result["notes"]
+    lines = " ".join(shown.split())
+    assert lines.count(f"site left out: south ({reason})") == 1 and f"note: south: {reason}" not in lines
+    assert f"fedmes: site south is left out: {reason}" in lines
+    assert f"fedmes: round 1: north; missing south ({reason}); accuracy so far north " in lines
+    assert f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})" in lines

@@ -65,7 +65,8 @@ def up(
     out: options.Out = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down again."""
+    """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down again. The exit
+    status is 3 where a site was left out to the end."""
     require_flower()
     config = options.configuration(locals() | {"clients": sites})
     from fedmes.deployment.up import up as run_federation
@@ -73,3 +74,5 @@ def up(
     with terminal.progress(quiet, config.method) as listener:
         result = run_federation(config, out, listener)
     terminal.show(result, quiet)
+    if result.sites_left_out:
+        raise typer.Exit(3)

@@ -78,9 +78,11 @@ def _footer(result: Result) -> list[Text]:
         reasons = Counter(row["reason"] for row in result.rounds if row["left_out"])
         said = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         lines.append(f"left out: {result.left_out} of {len(result.rounds)} updates ({said}); rounds.csv says whose")
-    lines += [f"note: {note}" for note in result.notes[:3]]
-    if len(result.notes) > 3:
-        lines.append(f"note: {len(result.notes) - 3} more such notes in result.json")
+    lines += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
+    notes = result.further_notes
+    lines += [f"note: {note}" for note in notes[:3]]
+    if len(notes) > 3:
+        lines.append(f"note: {len(notes) - 3} more such notes in result.json")
     if result.directory is not None:
         lines.append(f"result: {result.directory}")
     return [Text(line) for line in lines]

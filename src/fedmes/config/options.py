@@ -156,10 +156,10 @@ class FederationOptions(Section):
 
 
 class Privacy(Section):
-    """Of what a site sends, by Flower's modifiers (engine flower)."""
+    """Of what a site sends (engine flower)."""
 
     clip: Annotated[float, Field(gt=0)] | None = None  # the largest norm of an update
-    epsilon: Annotated[float, Field(gt=0)] | None = None  # local differential privacy, of each round
+    epsilon: Annotated[float, Field(gt=0)] | None = None  # noise besides: local differential privacy of each round
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     @model_validator(mode="after")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -13,7 +14,8 @@ from fedmes import config as configuration
 from fedmes.config.options import Config
 from fedmes.deployment import site as folders
 from fedmes.deployment.server import serve
-from fedmes.engines.flower.client import client_app
+from fedmes.engines.flower.client import Node, client_app
+from fedmes.engines.flower.engine import log
 from fedmes.engines.flower.site import Desk
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare_site
@@ -21,11 +23,13 @@ from fedmes.experiment.recorder import Progress
 from fedmes.experiment.simulation import _desk, _prepared
 
 
-def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
+def site_name(node: Node) -> str:
+    return str(folders.read(_folder(node))["name"])
+
+
+def site_desk(config: Config, s: int, node: Node) -> Desk:
     """A real site, in the folder that its SuperNode was started with; or a share of a benchmark, for trials."""
-    if "site" not in node:
-        raise UserError("this SuperNode was started without --node-config 'site=\"FOLDER\"'")
-    folder = Path(str(node["site"]))
+    folder = _folder(node)
     about = folders.read(folder)
     name = str(about["name"])
     if "client" in about:
@@ -35,11 +39,17 @@ def site_desk(config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
             raise UserError(f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})")
         k, scheduled = config.federation.sites.index(name), False
         prepared = prepare_site(config, name, Path(about["data"]))
-    return name, _desk(prepared, s, k, folder / config.federation.name, scheduled)
+    return _desk(name, prepared, s, k, folder / config.federation.name, scheduled)
+
+
+def _folder(node: Node) -> Path:
+    if "site" not in node:
+        raise UserError("this SuperNode was started without --node-config 'site=\"FOLDER\"'")
+    return Path(str(node["site"]))
 
 
 server = ServerApp()
-client = client_app(site_desk)
+client = client_app(site_name, site_desk)
 
 
 @server.main()
@@ -50,6 +60,8 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(given["out"]))
     out.mkdir(parents=True, exist_ok=True)
 
+    _log_to_the_stream()
+
     def tell(content: dict[str, object]) -> None:  # for whoever watches the run from outside
         with (out / "progress.jsonl").open("a") as file:
             file.write(json.dumps(content) + "\n")
@@ -58,7 +70,20 @@ def main(grid: Grid, context: Context) -> None:
         tell(now.numbers())
 
     try:
-        serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
+        result = serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
     except UserError as error:
         tell({"error": str(error)})
         raise
+    except Exception as error:
+        tell({"error": f"{type(error).__name__}: {error}"})
+        raise
+    missing = "".join(f"; left out to the end: {name} ({why})" for name, why in result.sites_left_out.items())
+    log.info("finished, the result is in %s%s", out, missing)
+
+
+def _log_to_the_stream() -> None:
+    """What a server prints is what `flwr run --stream` and `flwr log` show."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("fedmes: %(message)s"))
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)

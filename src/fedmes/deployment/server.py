@@ -38,5 +38,6 @@ def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | N
         client_dir.save_model(folder / "initial.safetensors", put("w", initial[0]))
         client_dir.save_model(folder / "global.safetensors", engine.server_state(0))
         result = book.result(method.net.parameter_count, engine.notes, Origin())
+        result.sites_left_out = engine.sites_left_out
         result.write(directory)
     return result

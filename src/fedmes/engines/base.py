@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +47,10 @@ class Engine(Protocol):
     @property
     def notes(self) -> list[str]:
         """What did not go as asked."""
+
+    @property
+    def sites_left_out(self) -> Mapping[str, str]:
+        """Who is not with the others as things stand, by name, and why; in one process, nobody."""
 
     def round(self, g: int) -> list[RoundRow]:
         """Train global round g of all seeds and average."""

@@ -99,6 +99,7 @@ class LoopEngine:
         ]
         self.expected = method.upload(self.clients[0][0], self.sites[0][0].me())  # names and shapes of an upload
         self.notes: list[str] = []
+        self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
         self.learned = [[-1] * len(sites) for sites in self.sites]  # the last task each client has finished
 
@@ -118,12 +119,12 @@ class LoopEngine:
             start = time.perf_counter()
             st = self.clients[s][k] = tidy(client_round(method, self.clients[s][k], bc, work, site))
             up = method.upload(st, site.me(work))
-            updates[k] = Update(g, broken(up) if work.broken else up, len(work.samples))
+            updates[k] = Update(broken(up) if work.broken else up, len(work.samples))
             report = {name: float(value) for name, value in method.report(st, bc).items()}
             seconds = time.perf_counter() - start
             sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
             done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
-        server, left_out = settle(method, bc, g, updates, len(self.sites[s]), self.expected)
+        server, left_out = settle(method, bc, updates, len(self.sites[s]), self.expected)
         self.servers[s] = tidy(server)
         return [replace(row, reason=left_out.get(row.client, "")) for row in done]
 

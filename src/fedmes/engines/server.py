@@ -14,29 +14,25 @@ from fedmes.tensors import Tensors
 # --- the server's half ---------------------------------------------------------------------------------------------
 
 TOO_FAR = 100
-LATE, MISFIT = "answers another round", "wrong names or shapes"
-VERDICTS = ("", "not finite", "absurd norm")  # of `judge`
+MISFIT = "wrong names or shapes"
+VERDICTS = ("", "not finite", "absurd norm", "no finite average")  # of `judge`; the last one, of the round as a whole
+NO_AVERAGE = 3
 
 
 class Update(NamedTuple):
     """What came back from a client."""
 
-    round: int  # that it answers
     tensors: Tensors
     samples: float
 
 
 def settle(
-    method: Method, server: Tensors, round: int, updates: Mapping[int, Update], clients: int, expected: Tensors
+    method: Method, server: Tensors, updates: Mapping[int, Update], clients: int, expected: Tensors
 ) -> tuple[Tensors, dict[int, str]]:
     """The server's state after a round, and whose update it left out, and why. `expected`: an upload as it should be,
-    for its names and shapes. With fewer good updates than `server.min_clients` the server keeps what it has."""
-    left_out: dict[int, str] = {}
-    for client, update in updates.items():
-        if update.round != round:
-            left_out[client] = LATE
-        elif _form(update.tensors) != _form(expected):
-            left_out[client] = MISFIT
+    for its names and shapes. With fewer good updates than `server.min_clients`, or if they make no finite state, the
+    server keeps what it has."""
+    left_out = {k: MISFIT for k, update in updates.items() if _form(update.tensors) != _form(expected)}
     usable = {k: update for k, update in updates.items() if k not in left_out}
     if usable:
         place = next(iter(expected.values()), torch.zeros(()))
@@ -47,11 +43,23 @@ def settle(
             for name, t in expected.items()
         }
         verdict = judge(server, stacked, sent)
-        left_out |= {k: VERDICTS[code] for k, code in enumerate(verdict.tolist()) if k in usable and code}
         present = sent & (verdict == 0)
         if int(present.sum()) >= method.config.server.min_clients:
-            server = server | method.aggregate(server, stacked, present, samples)
+            new = method.aggregate(server, stacked, present, samples)
+            if bool(finite(new, present)):
+                server = server | new
+            else:
+                verdict = torch.where(present, NO_AVERAGE, verdict)
+        left_out |= {k: VERDICTS[code] for k, code in enumerate(verdict.tolist()) if k in usable and code}
     return server, left_out
+
+
+def finite(state: Tensors, like: Tensor) -> Tensor:
+    """Is everything a number? A tensor on the device of `like`, so that an engine may map it over federations."""
+    found = torch.ones((), dtype=torch.bool, device=like.device)
+    for t in state.values():
+        found = found & torch.isfinite(t).all()
+    return found
 
 
 def judge(server: Tensors, uploads: Tensors, sent: Tensor) -> Tensor:

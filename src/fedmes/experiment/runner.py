@@ -114,6 +114,7 @@ def execute(
         _save_models(directory, prepared, engine)
         _write_readings(directory, prepared, engine, book)
         result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
+        result.sites_left_out = dict(engine.sites_left_out)
         result.write(directory)
         if to_go_on_from(config):
             checkpoint.keep(directory, 1)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedmes.config.options import Config
 from fedmes.engines.base import Engine
 from fedmes.engines.client_data import Site
-from fedmes.engines.flower.client import client_app
+from fedmes.engines.flower.client import Node, client_app
 from fedmes.engines.flower.engine import FlowerEngine
 from fedmes.engines.flower.site import Desk
 from fedmes.experiment.prepare import Prepared, prepare
@@ -24,11 +24,15 @@ from fedmes.tensors import Tensors, cast
 # --- whose desk it is -------------------------------------------------------------------------------------------------
 
 
-def simulated_desk(directory: Path, config: Config, s: int, node: dict[str, Any]) -> tuple[str, Desk]:
+def simulated_name(node: Node) -> str:
+    return f"client {node['partition-id']}"
+
+
+def simulated_desk(directory: Path, config: Config, s: int, node: Node) -> Desk:
     """A client of a simulation, in its client directory of the run."""
     prepared, k = _prepared(config.model_dump_json(by_alias=True)), int(node["partition-id"])
-    plan = prepared.federations[s].plans[k]
-    return plan.name, _desk(prepared, s, k, directory / f"seed{config.seeds[s]}" / f"client{k}", scheduled=True)
+    folder = directory / f"seed{config.seeds[s]}" / f"client{k}"
+    return _desk(prepared.federations[s].plans[k].name, prepared, s, k, folder, scheduled=True)
 
 
 @lru_cache(maxsize=1)
@@ -36,7 +40,7 @@ def _prepared(config: str) -> Prepared:
     return prepare(Config.model_validate_json(config))
 
 
-def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) -> Desk:
+def _desk(name: str, prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) -> Desk:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     samples, config = prepared.samples, prepared.config
     federation = prepared.federations[s]
@@ -50,7 +54,7 @@ def _desk(prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) 
             directory, config, dataset, federation.normalisation, site.plan, ready, position=position
         )
 
-    return Desk(directory, prepared.method, initial, site, save, scheduled=scheduled)
+    return Desk(name, directory, prepared.method, initial, site, save, scheduled=scheduled)
 
 
 T = TypeVar("T")
@@ -79,7 +83,7 @@ def _simulate(config: Config, directory: Path, serve: Callable[[Grid], None]) ->
     """All sites on this machine, each message to one of them in a worker process of Flower's simulation."""
     from flwr.simulation import run_simulation
 
-    app, sites = ServerApp(), client_app(partial(simulated_desk, directory))
+    app, sites = ServerApp(), client_app(simulated_name, partial(simulated_desk, directory))
     failed: list[BaseException] = []
 
     @app.main()

@@ -13,6 +13,7 @@ from fedmes.report.rows import LOWER_IS_BETTER, Row, best, three
 from fedmes.report.series import SCORES
 from fedmes.report.verdict import Verdict, facts
 from fedmes.results.labels import NUMBERS
+from fedmes.results.run_dir import Result
 
 BOTH = {"oblivious": "No task id (oblivious)", "masked": "Task id given (masked)"}
 
@@ -76,7 +77,7 @@ def group_section(
         "differences": differences,
         "values_that_differ": sum(len(owners) for _, owners in differences),
         "commands": [_words(commands.command(run)) for run in group.runs],
-        "notes": [f"{run.label}: {note}" for run in group.runs for note in _notes(run.result.notes, run.left_out)],
+        "notes": [f"{run.label}: {note}" for run in group.runs for note in _notes(run.result, run.left_out)],
         "common": commands.common(group),
         "directories": [(run.label, run.directory) for run in group.runs],
     }
@@ -203,7 +204,9 @@ def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
     return found
 
 
-def _notes(notes: Sequence[str], left_out: int) -> list[str]:
+def _notes(result: Result, left_out: int) -> list[str]:
+    notes = result.further_notes
     found = [f"{count(left_out, 'update')} not finite, kept out of the average"] if left_out else []
+    found += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
     more = [f"{len(notes) - 3} more notes in its result.json"] if len(notes) > 3 else []
     return [*found, *notes[:3], *more]

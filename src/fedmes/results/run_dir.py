@@ -50,6 +50,7 @@ class Result:
     directory: Path | None = None
     by_task: dict[str, list[float | None]] = field(default_factory=dict)  # rounds' lambda, rule2, distance: means
     left_out: int = -1  # updates that were not finite; -1: counted from the rounds
+    sites_left_out: dict[str, str] = field(default_factory=dict)  # who was not with the others at the end, and why
 
     def __post_init__(self) -> None:
         if self.left_out < 0:
@@ -82,6 +83,12 @@ class Result:
             "masked": metrics.summary(self.accuracy["acc_masked_nolip"]),
         }
 
+    @property
+    def further_notes(self) -> list[str]:
+        """Notes that are not said of a site that was left out."""
+        said = {f"{name}: {reason}" for name, reason in self.sites_left_out.items()}
+        return [note for note in self.notes if note not in said]
+
     def as_dict(self) -> dict[str, Any]:
         """The content of `result.json`."""
         config = self.config
@@ -101,6 +108,7 @@ class Result:
             "parameters": self.parameters,
             "memory_share": self.memory_share,
             "left_out": self.left_out,
+            "sites_left_out": self.sites_left_out,
             "notes": self.notes,
             "peak_memory_bytes": self.peak_memory_bytes,
             "metrics": self.metrics,
@@ -156,6 +164,7 @@ def load(directory: Path) -> Result:
             directory,
             dict(content.get("by_task", {})),
             int(content["left_out"]),
+            {str(name): str(reason) for name, reason in content.get("sites_left_out", {}).items()},
         )
     except UserError:
         raise

@@ -1,12 +1,14 @@
 """Clients on sites of their own, reached through Flower: its simulation, or a SuperLink with SuperNodes.
 
 The site's half is site.py, the server's half is here. A message to a site holds the configuration, the round, and the
-server's state; an answer holds what the method uploads and a few numbers about it (site.Answer), and nothing else.
+server's state; an answer holds what the method uploads and a few numbers about it (answers.py), and nothing else.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,7 +24,8 @@ from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
-from fedmes.engines.flower.messages import _read, _records
+from fedmes.engines.flower import answers, messages, privacy
+from fedmes.engines.flower.answers import Facts, Hello, Limits, Refusal, Scored, Trained, unreadable
 from fedmes.engines.loop import tidy
 from fedmes.engines.server import MISFIT, Update, settle
 from fedmes.errors import UserError
@@ -32,11 +35,12 @@ from fedmes.tensors import Tensors, cast, put
 POLL = 0.1  # seconds between looks for answers
 ANEW = 5.0  # seconds between looks for sites that have begun anew
 GATHERING = 60.0  # seconds that the server waits for all sites before it begins with those who are there
+NO_ANSWER, NEVER_THERE = Refusal(name="", error="no answer"), "was never there"
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
+log = logging.getLogger("fedmes.federation")  # a line a round, for the federation's operator
 
-
-# --- the server -------------------------------------------------------------------------------------------------------
+Good = tuple[Facts, Tensors]
 
 
 class FlowerEngine:
@@ -49,17 +53,24 @@ class FlowerEngine:
         initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
         self.servers = [method.server(params) for params in initial]
         anybody = _anybody(config, initial[0])
-        self.expected = method.upload(method.init(initial[0], anybody), anybody)  # names and shapes of an upload
+        client = method.init(initial[0], anybody)
+        self.expected = method.upload(client, anybody)  # names and shapes of an upload
+        reported = method.report(client, self.servers[0])
+        self.limits = Limits(config.clients, config.tasks, config.rounds, frozenset(reported))
+        privacy.check(config.privacy)
         if config.privacy.clip is not None and list(self.expected) != list(method.sent_down(self.servers[0])[0]):
             raise UserError(f"privacy.clip: {config.method} does not send back what it receives; leave the option out")
         self.versions = [0] * len(initial)  # of that part of the state which is sent when it has changed
         self.nodes: dict[int, int] = {}  # client -> Flower's node
         self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that lies there
+        self.samples: dict[tuple[int, int], int] = {}  # (seed, client) -> how many it has said to have
         self.owed: Counter[tuple[int, int]] = Counter()  # bytes sent of it that are in no round's books yet
         self.names: dict[int, str] = {}
-        self.refused: dict[int, str] = {}  # node -> why it is not asked
+        self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is not asked
+        self.absent: dict[int, str] = {}  # client -> why its last answer did not count
         self.failures: Counter[str] = Counter()
         self.ended: list[tuple[int, int]] = []
+        self.rows: list[RoundRow] = []  # of the last round
         self.waiting = True  # does any site have something left to learn?
         self.silent = False  # did nobody answer in the last round?
         self._gather(GATHERING)
@@ -67,7 +78,14 @@ class FlowerEngine:
     @property
     def notes(self) -> list[str]:
         failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
-        return failed + sorted(set(self.refused.values()))
+        return failed + sorted({f"{name}: {reason}" for name, reason in self.refused.values()})
+
+    @property
+    def sites_left_out(self) -> dict[str, str]:
+        """Who is not with the others as things stand, and why."""
+        known = self.config.federation.sites or [f"client {k}" for k in range(self.config.clients)]
+        never = {name: NEVER_THERE for k, name in enumerate(known) if k not in self.nodes}
+        return never | dict(self.refused.values()) | {self.names[k]: reason for k, reason in self.absent.items()}
 
     # -- who is there
 
@@ -76,10 +94,11 @@ class FlowerEngine:
         began, needed = time.monotonic(), self.config.server.min_clients
         while (here := self._meet()) < self.config.clients:
             waited = time.monotonic() - began
-            if waited >= hope and here >= needed:
+            hopeless = waited >= hope or here + self._refusing() >= self.config.clients
+            if hopeless and here >= needed:
                 break
-            if waited >= hope and self.refused and len(self.nodes) < needed:
-                raise UserError("; ".join(sorted(set(self.refused.values()))))
+            if hopeless and self.refused and len(self.nodes) < needed:
+                raise UserError("; ".join(f"{name}: {reason}" for name, reason in sorted(set(self.refused.values()))))
             if waited > self.config.server.timeout:
                 raise UserError(f"{here} of {self.config.clients} sites are there, and server.min_clients is {needed}")
             time.sleep(POLL)
@@ -87,16 +106,38 @@ class FlowerEngine:
     def _meet(self) -> int:
         """Ask nodes that are new who they are. How many sites are there?"""
         there, known = set(self.grid.get_node_ids()), {*self.nodes.values(), *self.refused}
-        new = sorted(there - known)
-        for s in range(len(self.servers)):
-            orders = {node: self._message("query", node, s, {}, {}) for node in new if node not in self.refused}
-            for node, (facts, _) in self._exchange(orders).items():
-                if "error" in facts:
-                    self.refused[node] = facts["error"]
-                    continue
-                k = int(facts["client"])
-                self.nodes[k], self.names[k], self.held[s, k] = node, str(facts["name"]), int(facts["version"])
+        self._greet(sorted(there - known))
         return len(there.intersection(self.nodes.values()))
+
+    def _greet(self, nodes: Sequence[int]) -> None:
+        for s in range(len(self.servers)):
+            orders = {node: self._message("query", node, s, {}, {}) for node in nodes if node not in self.refused}
+            for node, answer in self._exchange("query", orders).items():
+                if isinstance(answer, Refusal):
+                    self._refuse(node, answer.name or f"node {node}", answer.error)
+                else:
+                    assert isinstance(answer[0], Hello)
+                    self._admit(s, node, answer[0])
+
+    def _admit(self, s: int, node: int, hello: Hello) -> None:
+        k, sites = hello.client, self.config.federation.sites
+        if sites and hello.name != sites[k]:
+            self._refuse(node, hello.name, f"says that it is {sites[k]}")
+            return
+        self.refused = {other: who for other, who in self.refused.items() if who[0] != hello.name}
+        self.nodes[k], self.names[k] = node, hello.name
+        self.held[s, k], self.samples[s, k] = hello.version, hello.samples
+        if s == 0:
+            log.info("site %s is there, with %d samples to learn from", hello.name, hello.samples)
+
+    def _refuse(self, node: int, name: str, reason: str) -> None:
+        self.refused[node] = name, reason
+        log.info("site %s is left out: %s", name, reason)
+
+    def _refusing(self) -> int:
+        """How many of those who should be there have said that they will not take part."""
+        sites = self.config.federation.sites
+        return len({name for name, _ in self.refused.values() if not sites or name in sites})
 
     def anything_to_do(self) -> bool:
         """Does any site have something left to learn? If none has, they are asked again for a while. If all are gone,
@@ -107,7 +148,10 @@ class FlowerEngine:
         while not self.waiting and time.monotonic() < deadline:
             self._meet()
             orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
-            self.waiting = any(bool(facts.get("waiting")) for facts, _ in self._exchange(orders).values())
+            for k, answer in self._exchange("query", orders).items():
+                if not isinstance(answer, Refusal) and isinstance(hello := answer[0], Hello):
+                    self.samples[0, k] = hello.samples
+                    self.waiting |= hello.waiting
             if not self.waiting:
                 time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
         return self.waiting
@@ -115,25 +159,24 @@ class FlowerEngine:
     # -- messages
 
     def _message(self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors) -> Message:
-        privacy = {"clipping_norm": self.config.privacy.clip} if self.config.privacy.clip is not None else None
         order = {"config": self.config.as_dict(), "seed": s, **order}
-        return Message(_records(order, tensors, privacy), message_type=kind, dst_node_id=node)
+        return Message(messages.records(json.dumps(order), tensors), message_type=kind, dst_node_id=node)
 
-    def _exchange(self, orders: dict[int, Message]) -> dict[int, tuple[dict[str, Any], Tensors]]:
+    def _exchange(self, kind: str, orders: dict[int, Message]) -> dict[int, Good | Refusal]:
         """Messages to some clients, and the answers of those who gave one in time.
 
         A SuperNode that is killed takes the messages with it that it has fetched. The SuperLink says so only if it is
         asked while the node is away; of one that is back by then nobody hears. So it is asked again."""
         since = self._connected() if orders else {}
         waiting = self._send(orders)
-        answers: dict[int, tuple[dict[str, Any], Tensors]] = {}
+        found: dict[int, Good | Refusal] = {}
         began = looked = time.monotonic()
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 to = waiting.get(reply.metadata.reply_to_message_id)
                 waiting = {message: client for message, client in waiting.items() if client != to}
                 if to is not None and not reply.has_error():
-                    answers[to] = _read(reply)
+                    found[to] = answers.read(reply, kind, self.limits)
             now = time.monotonic()
             if now > began + self.config.server.timeout:
                 break
@@ -144,7 +187,7 @@ class FlowerEngine:
                 waiting |= self._send({k: order for k, order in asked.items() if order.metadata.dst_node_id in anew})
                 since |= latest
             time.sleep(POLL)
-        return answers
+        return found
 
     def _send(self, orders: dict[int, Message]) -> dict[str, int]:
         """Whom each message went to, by its id: an error's sender is not the node that failed."""
@@ -155,7 +198,7 @@ class FlowerEngine:
         """The nodes that are there, and since when."""
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
-    def _ask(self, kind: str, s: int, clients: Iterable[int], g: int) -> tuple[dict[int, Any], dict[int, int]]:
+    def _ask(self, kind: str, s: int, clients: Iterable[int], g: int) -> tuple[dict[int, Good], dict[int, int]]:
         """The server's state to some clients: their answers, and how many bytes went to each."""
         each, kept = self.method.sent_down(self.servers[s])
         sent, rest = wire.pack(each), wire.pack(kept)
@@ -166,16 +209,27 @@ class FlowerEngine:
             orders[k] = self._message(kind, self.nodes[k], s, order, sent | rest if stale else sent)
             self.owed[s, k] += int(wire.size(kept)) if stale else 0
             size[k] = int(wire.size(each)) + self.owed[s, k]
-        answers = self._exchange(orders)
+        found, good = self._exchange(kind, orders), {}
         for k in orders:
-            if k not in answers or "error" in answers[k][0]:
-                reason = answers[k][0]["error"] if k in answers else "no answer"
-                self.failures[f"{self.names[k]}: {reason}"] += 1
+            answer = self._plausible(s, k, found.get(k, NO_ANSWER))
+            if isinstance(answer, Refusal):
+                self.failures[f"{self.names[k]}: {answer.error}"] += 1
+                self.absent[k] = answer.error
                 self.held.pop((s, k), None)
-                answers.pop(k, None)
             else:
-                self.held[s, k] = int(answers[k][0]["version"])
-        return answers, size
+                good[k] = answer
+                self.held[s, k] = answer[0].version
+                self.absent.pop(k, None)
+        return good, size
+
+    def _plausible(self, s: int, k: int, answer: Good | Refusal) -> Good | Refusal:
+        """A site trains on no more samples than it has; it may have got more since it was asked how many."""
+        work = answer[0].work if isinstance(answer, tuple) and isinstance(answer[0], Trained) else None
+        if work is not None and work.samples > self.samples[s, k]:
+            self._greet([self.nodes[k]])
+            if work.samples > self.samples[s, k]:
+                return unreadable(f"work.samples: it has {self.samples[s, k]}")
+        return answer
 
     # -- the engine
 
@@ -183,31 +237,32 @@ class FlowerEngine:
     def round(self, g: int) -> list[RoundRow]:
         self._gather(hope=0)
         self.ended, self.waiting, self.silent = [], False, True
-        return [row for s in range(len(self.servers)) for row in self._seed_round(s, g)]
+        self.rows = [row for s in range(len(self.servers)) for row in self._seed_round(s, g)]
+        return self.rows
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
         unreadable: dict[int, str] = {}
-        answers, size = self._ask("train", s, self._chosen(g), g)
-        self.silent &= not answers
-        for k, (facts, packed) in sorted(answers.items()):
-            self.waiting |= bool(facts["waiting"])
-            if facts["ended"]:
+        found, size = self._ask("train", s, self._chosen(g), g)
+        self.silent &= not found
+        for k, (facts, packed) in sorted(found.items()):
+            assert isinstance(facts, Trained)
+            self.waiting |= facts.waiting
+            if facts.ended:
                 self.ended.append((s, k))
-            if "position" not in facts:
+            if (work := facts.work) is None:
                 continue  # it had nothing to do
             sent = 0
             try:
-                updates[k] = Update(g, wire.unpack(packed, self.expected), float(facts["samples"]))
+                updates[k] = Update(wire.unpack(packed, self.expected), work.samples)
                 sent = int(wire.size(updates[k].tensors))
             except ValueError:
-                unreadable[k] = MISFIT
-            about = (int(facts["position"]), int(facts["index"]), facts["report"])
-            done.append(RoundRow(s, k, *about, sent, size[k], float(facts["seconds"])))
+                unreadable[k] = self.absent[k] = MISFIT
+            done.append(RoundRow(s, k, work.position, work.index, work.report, sent, size[k], work.seconds))
             self.owed[s, k] = 0
         before = self.servers[s]
-        after, left_out = settle(self.method, before, g, updates, self.config.clients, self.expected)
+        after, left_out = settle(self.method, before, updates, self.config.clients, self.expected)
         self.servers[s] = after = tidy(after)
         old, new = self.method.sent_down(before)[1], self.method.sent_down(after)[1]
         self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
@@ -226,12 +281,23 @@ class FlowerEngine:
     def evaluate(self, g: int) -> list[Score]:
         scores = []
         for s in range(len(self.servers)):
-            answers, _ = self._ask("evaluate", s, [k for seed, k in self.ended if seed == s], g)
-            for k, (facts, _) in sorted(answers.items()):
-                accuracy = {kind: [(a, b) for a, b in pairs] for kind, pairs in facts["accuracy"].items()}
-                lost = bool(facts.get("undefined", False))
-                scores.append(Score(s, k, int(facts["position"]), accuracy, undefined=lost))
+            found, _ = self._ask("evaluate", s, [k for seed, k in self.ended if seed == s], g)
+            for k, (facts, _) in sorted(found.items()):
+                assert isinstance(facts, Scored)
+                scores.append(Score(s, k, facts.position, facts.accuracy, undefined=facts.undefined))
+        log.info("%s", self._line(g, scores))
         return scores
+
+    def _line(self, g: int, scores: list[Score]) -> str:
+        """A round in a line: who has trained, who is missing and why, and how well those do who have ended a task."""
+        trained = {self.names[row.client]: f" (left out: {row.reason})" if row.reason else "" for row in self.rows}
+        parts = [", ".join(name + why for name, why in trained.items()) or "nobody"]
+        if missing := self.sites_left_out:
+            parts.append("missing " + ", ".join(f"{name} ({reason})" for name, reason in missing.items()))
+        if scores:
+            means = [f"{self.names[each.client]} {_mean(each):.3f}" for each in scores]
+            parts.append("accuracy so far " + ", ".join(means))
+        return f"round {g + 1}: " + "; ".join(parts)
 
     def server_state(self, seed: int) -> Tensors:
         return self.servers[seed]
@@ -250,6 +316,12 @@ class FlowerEngine:
         self.versions = tensors["versions"].tolist()
         for s, server in enumerate(self.servers):  # in its own order, which decides how sums round
             self.servers[s] = {name: tensors[f"server.{s}.{name}"] for name in server}
+
+
+def _mean(score: Score) -> float:
+    """Over the tasks that were met, without being told which one it is."""
+    met = [oblivious for oblivious, _ in score.accuracy["acc"] if not math.isnan(oblivious)]
+    return sum(met) / len(met) if met else math.nan
 
 
 def _anybody(config: Config, params: Tensors) -> Me:

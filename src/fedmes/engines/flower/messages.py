@@ -11,20 +11,32 @@ from torch import Tensor
 
 from fedmes.tensors import Tensors
 
-# --- messages ---------------------------------------------------------------------------------------------------------
 
-
-def _records(order: dict[str, Any], tensors: Tensors, privacy: dict[str, float] | None = None) -> RecordDict:
+def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
     arrays = ArrayRecord({name: _array(t) for name, t in tensors.items()})
-    return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({"json": json.dumps(order), **(privacy or {})})})
+    return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({"refusal" if refused else "json": text})})
+
+
+def text_of(message: Message) -> tuple[str, bool]:
+    """The JSON of a message, and whether it is a refusal."""
+    record = message.content.config_records["fedmes"]
+    refused = "refusal" in record
+    text = record["refusal" if refused else "json"]
+    if not isinstance(text, str):
+        raise TypeError("its text is none")
+    return text, refused
+
+
+def tensors_of(message: Message) -> Tensors:
+    arrays = message.content.array_records["tensors"]
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+
+
+def order_of(message: Message) -> dict[str, Any]:
+    """What the server asks for."""
+    content: dict[str, Any] = json.loads(text_of(message)[0])
+    return content
 
 
 def _array(t: Tensor) -> Array:
     return Array(t.detach().cpu().contiguous().numpy())
-
-
-def _read(message: Message) -> tuple[dict[str, Any], Tensors]:
-    arrays = message.content.array_records["tensors"]
-    text = message.content.config_records["fedmes"]["json"]
-    assert isinstance(text, str)
-    return json.loads(text), {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}

@@ -16,19 +16,22 @@ from typing import Any
 import torch
 
 from fedmes.engines.client_data import Site
+from fedmes.engines.flower.answers import Facts, Hello, Scored, Trained, Work
+from fedmes.engines.flower.privacy import protected
 from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.results import checkpoint
+from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, broken, pick, put
 
 
 @dataclass(frozen=True)
 class Answer:
-    """All that leaves a site: what the method uploads, and a few facts and numbers about it."""
+    """All that leaves a site: a few facts and numbers, and what the method uploads."""
 
+    facts: Facts
     upload: Tensors = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Desk:
@@ -36,6 +39,7 @@ class Desk:
 
     def __init__(
         self,
+        name: str,
         directory: Path,
         method: Method,
         initial: Tensors,
@@ -46,18 +50,19 @@ class Desk:
     ) -> None:
         """`scheduled`: the plan speaks of the server's rounds, as in a simulation; else of the rounds that this site
         has taken part in, with one task after the other as they arrive."""
-        self.directory, self.method, self.site, self.scheduled = directory, method, site, scheduled
+        self.name, self.directory, self.method, self.site, self.scheduled = name, directory, method, site, scheduled
         self.initial, self.save_predictor = initial, save_predictor
         self.st = method.init(initial, site.me())
         self.kept: Tensors = {}  # of the server's state, what comes only when it has changed; and which version it is
         # the server's last round here, own rounds so far, the tasks begun and ended last
         self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {"attended": 0}
+        self.noisy: Tensors = {}  # the last upload, where noise was added to it: a second draw would tell more
         self.saves, self.received = 0, False
         if (found := checkpoint.latest(directory)) is not None:
             tensors, stored = found
             try:  # in its own order, which decides how sums round
                 self.st = {name: tensors[f"client.{name}"] for name in self.st}
-                self.kept = pick(tensors, "kept")
+                self.kept, self.noisy = pick(tensors, "kept"), pick(tensors, "noisy")
                 self.about = {name: int(stored[name]) for name in self.about}
                 self.saves = int(stored["saves"])
             except KeyError as error:
@@ -67,7 +72,8 @@ class Desk:
         """Who this is and where it stands."""
         now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
         waiting = bool((self.site.plan.position[now:] >= 0).any())
-        return self._answer(client=int(self.site.index), round=self.about["round"], waiting=waiting)
+        samples = len(self.site.plan.rows)
+        return Answer(Hello(client=int(self.site.index), samples=samples, waiting=waiting, **self._standing()))
 
     def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
         """The server's state, put together from what comes each time and what came earlier."""
@@ -90,7 +96,8 @@ class Desk:
         if work is None:
             if self.received:  # what was sent once is not sent again
                 self._save()
-            return self._answer(waiting=waiting, ended=plan.ends(now) == self.about["begun"])
+            ended = plan.ends(now) == self.about["begun"]
+            return Answer(Trained(waiting=waiting, ended=ended, **self._standing()))
         start = time.perf_counter()
         if not again:
             # Who was away when a task ended or began makes up for it.
@@ -98,18 +105,17 @@ class Desk:
             work = replace(work, first=self.about["begun"] != work.position)
             self.st = tidy(client_round(self.method, self.st | late, bc, work, self.site))
             self.about |= {"round": g, "attended": self.about["attended"] + 1, "begun": work.position}
-            self._save()
-        upload = self.method.upload(self.st, self.site.me(work))
-        return self._answer(
-            broken(upload) if work.broken else upload,
-            waiting=waiting,
-            ended=plan.ends(now) is not None,
-            position=work.position,
-            index=work.index,
-            samples=len(work.samples),
-            report={name: float(value) for name, value in self.method.report(self.st, bc).items()},
-            seconds=time.perf_counter() - start,
+            self.noisy = {}
+        upload = self.noisy or self._upload(work, bc)
+        self._save()
+        report = {name: float(value) for name, value in self.method.report(self.st, bc).items()}
+        seconds = time.perf_counter() - start
+        about = Work(
+            position=work.position, index=work.index, samples=len(work.samples), report=report, seconds=seconds
         )
+        ended = plan.ends(now) is not None
+        facts = Trained(waiting=waiting, ended=ended, work=about, **self._standing())
+        return Answer(facts, broken(upload) if work.broken else upload)
 
     @torch.no_grad()
     def evaluate(self, bc: Tensors) -> Answer:
@@ -122,7 +128,14 @@ class Desk:
         self.save_predictor(ready, position)
         me = self.site.me(self.site.plan.last_round(position))
         accuracy, undefined = client_score(self.method, ready, position, self.site, me)
-        return self._answer(position=position, accuracy=accuracy, undefined=undefined)
+        return Answer(Scored(position=position, accuracy=accuracy, undefined=undefined, **self._standing()))
+
+    def _upload(self, work: Round, bc: Tensors) -> Tensors:
+        options = self.method.config.privacy
+        upload = protected(self.method.upload(self.st, self.site.me(work)), bc, options)
+        if options.epsilon is not None:
+            self.noisy = upload
+        return upload
 
     def _end_task(self) -> Tensors:
         """What changes at the end of the task at hand, once."""
@@ -132,10 +145,10 @@ class Desk:
         self.about["ended"] = begun
         return self.method.end_task(self.st, self.site.me(self.site.plan.last_round(begun)))
 
-    def _answer(self, upload: Tensors | None = None, **facts: Any) -> Answer:
-        return Answer(upload or {}, {"version": self.about["version"], **facts})
+    def _standing(self) -> dict[str, Any]:
+        return {"name": self.name, "version": self.about["version"]}
 
     def _save(self) -> None:
         self.saves, self.received = self.saves + 1, False
-        tensors = put("client", self.st) | put("kept", self.kept)
+        tensors = put("client", self.st) | put("kept", self.kept) | put("noisy", self.noisy)
         checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})

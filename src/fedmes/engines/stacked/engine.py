@@ -26,7 +26,7 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import Federation, Samples, Site
 from fedmes.engines.loop import client_predictor
-from fedmes.engines.server import VERDICTS, judge
+from fedmes.engines.server import NO_AVERAGE, VERDICTS, finite, judge
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import NOBODY, Batches, Grid, Numbers, each, padded
 from fedmes.engines.stacked.cuda_graph import Captured
@@ -62,6 +62,7 @@ class StackedEngine:
         self.readings = {"": method, **(readings or {})}
         self.learned = np.full((self.seeds, self.clients), -1)
         self.notes: list[str] = []
+        self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
 
         stacked = {name: torch.stack([f.initial[name] for f in federations]) for name in federations[0].initial}
@@ -158,8 +159,11 @@ class StackedEngine:
         present = (verdict == 0) & self.active
         report = over(method.report, "cs")(self.state, bc)
         some = present.sum(1) >= method.config.server.min_clients
-        for name, new in vmap(method.aggregate)(bc, uploads, present, self.me.samples).items():
-            bc[name].copy_(torch.where(some.reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
+        average = vmap(method.aggregate)(bc, uploads, present, self.me.samples)
+        usable = vmap(finite)(average, present)
+        for name, new in average.items():
+            bc[name].copy_(torch.where((some & usable).reshape(-1, *(1 for _ in new.shape[1:])), new, bc[name]))
+        verdict = torch.where(present & (some & ~usable)[:, None], NO_AVERAGE, verdict)
         return {"verdict": verdict, "up": wire.size(uploads, 2)} | put("report", report)
 
     def _merge(self, new: Tensors, mask: Tensor | None) -> None:

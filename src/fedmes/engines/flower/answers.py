@@ -1,0 +1,145 @@
+"""What a site answers beside its upload: one strict form for each kind of message, written by the site and read by the
+server. Whatever does not fit is read as a refusal, with its reason, and harms nobody but its sender."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Annotated
+
+from flwr.app import Message
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from fedmes.engines.flower import messages
+from fedmes.tensors import Tensors
+
+MOST = 10**9  # of anything that is counted
+LONGEST = 200  # characters of a reason; it ends in logs and results
+
+
+def plain(text: str) -> str:
+    """One line of some length: what a site says is not to control a terminal, nor to fill a log."""
+    return "".join(c if c.isprintable() else " " for c in text[:LONGEST])
+
+
+def _name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("a line of text is needed")
+    return text
+
+
+def _share(value: float) -> float:
+    if not math.isnan(value) and not 0 <= value <= 1:
+        raise ValueError("a share between 0 and 1 is needed")
+    return value
+
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Name = Annotated[str, Field(max_length=100), AfterValidator(_name)]
+Number = Annotated[float, Field(allow_inf_nan=True)]  # what has diverged is reported as it is
+Share = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_share)]  # NaN: of a task never met
+
+
+class Form(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
+
+
+class Facts(Form):
+    name: Name
+    version: Annotated[int, Field(ge=-1, le=MOST)]  # of that part of the server's state which lies at the site
+
+
+class Hello(Facts):
+    """Who this is and where it stands."""
+
+    client: Count
+    samples: Count  # all that it can train on, which bounds its weight in an average
+    waiting: bool  # is there anything left to learn?
+
+
+class Work(Form):
+    """Numbers about a round that was trained."""
+
+    position: Count
+    index: Count
+    samples: Count
+    report: dict[str, Number]
+    seconds: Annotated[float, Field(ge=0)]
+
+
+class Trained(Facts):
+    waiting: bool
+    ended: bool
+    work: Work | None = None  # None: there was nothing to do
+
+
+class Scored(Facts):
+    """Accuracies after a task: by kind of prediction, for each task so far, (oblivious, masked)."""
+
+    position: Count
+    accuracy: dict[str, list[tuple[Share, Share]]]
+    undefined: bool  # did it answer with what is no number?
+
+
+class Refusal(Form):
+    """Why a site does not do what it is asked for."""
+
+    name: Annotated[str, AfterValidator(plain)]  # "": nobody knows
+    error: Annotated[str, AfterValidator(plain)]
+
+
+FORMS: dict[str, type[Facts]] = {"query": Hello, "train": Trained, "evaluate": Scored}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run knows of every answer."""
+
+    clients: int
+    tasks: int
+    rounds: int
+    reported: Collection[str]  # the names of the method's report
+
+    def check(self, facts: Facts) -> None:
+        if isinstance(facts, Hello):
+            _below("client", facts.client, self.clients)
+        if isinstance(facts, Trained) and facts.work is not None:
+            _below("work.position", facts.work.position, self.tasks)
+            _below("work.index", facts.work.index, self.rounds)
+            if not set(facts.work.report) <= set(self.reported):
+                raise ValueError(f"work.report: the method reports {', '.join(sorted(self.reported))} alone")
+        if isinstance(facts, Scored):
+            _below("position", facts.position, self.tasks)
+            if not {"acc"} <= facts.accuracy.keys() <= {"acc", "nolip"}:
+                raise ValueError("accuracy: acc, and perhaps nolip, should be there")
+            if any(len(shares) != facts.position + 1 for shares in facts.accuracy.values()):
+                raise ValueError(f"accuracy: {facts.position + 1} tasks should be there")
+
+
+def _below(what: str, value: int, limit: int) -> None:
+    if value >= limit:
+        raise ValueError(f"{what}: should be below {limit}")
+
+
+def read(reply: Message, kind: str, limits: Limits) -> tuple[Facts, Tensors] | Refusal:
+    """A site's answer to a message of this kind."""
+    try:
+        text, refused = messages.text_of(reply)
+        if refused:
+            return Refusal.model_validate_json(text)
+        facts = FORMS[kind].model_validate_json(text)
+        limits.check(facts)
+        return facts, messages.tensors_of(reply)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return unreadable(f"{place}: {first['msg']}" if place else first["msg"])
+    except Exception as error:  # what a stranger has put together may fail in Flower or numpy with any of their errors
+        return unreadable(str(error) or type(error).__name__)
+
+
+def unreadable(why: str) -> Refusal:
+    return Refusal(name="", error=f"unreadable answer ({plain(why)})")
