@@ -123,9 +123,7 @@ def _deal(
         block, classes, name = wanted[k][place]
         train = np.concatenate([shares[k, label] for label in classes])
         if cap is not None and cap < len(classes):
-            raise UserError(
-                f"stream.cap={cap}: client {k} has {len(classes)} classes in task {name}, one image of each"
-            )
+            raise UserError(f"stream.cap={cap}: task {name} of client {k} has {len(classes)} classes and needs as many")
         if cap is not None and len(train) > cap:
             order = keyed_random.permutation(len(train), seed, "cap", k, place)
             train = _fewer(train[order], train_labels, cap)
