@@ -65,6 +65,7 @@ BAD = {
     "five axes": ({"x": np.zeros((N, 1, 2, 2, 1), np.uint8)}, "x has shape (24, 1, 2, 2, 1)"),
     "channels first": ({"x": np.zeros((N, 3, 8, 8), np.uint8)}, "channels last is needed, (N, H, W, C)"),
     "one channel first": ({"x": np.zeros((N, 1, 5, 5), np.float32)}, "channels last is needed, (N, H, W, C)"),
+    "channels first, not square": ({"x": np.zeros((N, 3, 8, 9), np.uint8)}, "x.transpose(0, 2, 3, 1)"),
     "no axis": ({"x": np.array(3, np.uint8)}, "x has shape ()"),
     "no samples": ({name: value[:0] for name, value in columns().items()}, "not empty"),
     "no pixels": ({"x": np.zeros((N, 4, 0), np.uint8)}, "not empty"),

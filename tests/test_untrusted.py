@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import struct
+import tracemalloc
 import warnings
 import zipfile
 import zlib
@@ -151,6 +152,11 @@ def test_a_pickle_takes_no_memory_and_runs_nothing(tmp_path):
     with pytest.raises(UserError, match="not a pickle of plain data"):
         read_pickle(tmp_path / "p")
     assert not marker.exists()
+    (tmp_path / "p").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # an entry far behind in a list of notes
+    tracemalloc.start()
+    assert read_pickle(tmp_path / "p") == {}
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
 
 
 class Kind:
@@ -173,6 +179,14 @@ class Array:
         return (*np.zeros(1).__reduce__()[:2], self.state)
 
 
+def nested(depth=40):
+    """A list of a few bytes in a file that would be endless as a text."""
+    value = ["x"]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
 NUMBER = (3, "<", None, None, None, -1, -1, 0)
 U1, I8 = Kind("u1", NUMBER), Kind("i8", NUMBER)
 ADDRESSES = struct.pack("<Q", 0xDEAD_BEEF)
@@ -189,6 +203,8 @@ FORGED = {
     "negative sizes": Array(1, (-1, -8), U1, False, ADDRESSES),
     "a list of objects": Array(1, (1,), I8, False, [print]),
     "no shape": Array(1, None, U1, False, ADDRESSES),
+    "a name that would be endless as a text": Array(1, (1,), Kind(nested(), NUMBER), False, ADDRESSES),
+    "a state that would be endless as a text": Array(1, (1,), Kind("i8", (3, nested())), False, ADDRESSES),
     "nothing": Array(),
 }
 
@@ -213,14 +229,6 @@ def test_arrays_of_numbers_are_read(kind, order, tmp_path):
 
 PIXELS = np.zeros((2, 3072), np.uint8)
 NAMES = [f"c{i}" for i in range(100)]
-
-
-def nested(depth=40):
-    """A list of a few bytes in a file that would be endless as a text."""
-    value = ["x"]
-    for _ in range(depth):
-        value = [value, value]
-    return value
 
 
 @pytest.mark.parametrize(

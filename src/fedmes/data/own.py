@@ -92,7 +92,7 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
         x = x[..., None]  # grey images without a channel axis
     if x.ndim not in (2, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; needed is (N, H, W, C), (N, H, W) or (N, D), not empty")
-    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
+    if x.ndim == 4 and min(x.shape[2:]) > 4 and (x.shape[1] == 3 or (x.shape[1] == 1 and x.shape[2] == x.shape[3])):
         raise UserError(
             f"{path}: x has shape {x.shape}, which looks like (N, C, H, W); channels last is needed, (N, H, W, C): "
             "x.transpose(0, 2, 3, 1)"

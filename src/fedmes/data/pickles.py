@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedmes.errors import UserError
 
 
-class _PlainData(pickle.Unpickler):
+class _PlainData(pickle._Unpickler):  # the one in Python: in C's, a few bytes can ask for gigabytes of notes
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _empty
@@ -44,7 +44,7 @@ class _Kind:
     def __setstate__(self, state: Any) -> None:
         _, order, *rest = state
         if order not in ("<", ">", "|", "=") or rest[:3] != [None, None, None] or any(rest[5:]):
-            raise pickle.UnpicklingError(f"it asks for numbers of an unusual kind: {state!r:.60}")
+            raise pickle.UnpicklingError("it asks for numbers of an unusual kind")
         self.dtype = self.dtype.newbyteorder(order)
 
 
@@ -70,7 +70,7 @@ def _empty(*_: Any) -> _Array:
 def _kind(name: Any, *_: Any) -> _Kind:
     name = name.decode("latin1") if isinstance(name, bytes) else name
     if not isinstance(name, str) or not re.fullmatch(r"[<>|=]?([biu][1248]|f[248])|\?", name):
-        raise pickle.UnpicklingError(f"it asks for values of type {name!r:.60}, which no data set needs")
+        raise pickle.UnpicklingError("it asks for values of a type that no data set needs")
     return _Kind(name)
 
 

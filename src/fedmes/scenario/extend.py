@@ -38,8 +38,9 @@ def followed_by(source: Source, table: Table, path: Path, rounds: int, arrival: 
     y = np.array([names.index(name) for name in new.class_names])[new.y]
     numbered = replace(table, dataset=Dataset(new.x, y, tuple(names)))
     whole = replace(
-        old, x=np.concatenate([old.x, new.x]), y=np.concatenate([old.y, y]), class_names=tuple(names), session=None
-    )
+        old, x=np.concatenate([old.x, new.x]), y=np.concatenate([old.y, y]), class_names=tuple(names), session=None,
+        notes=(*old.notes, *new.notes),
+    )  # fmt: skip
 
     def stream(seed: int) -> streams.Stream:
         before = source.stream(seed)
