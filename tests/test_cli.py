@@ -1,32 +1,25 @@
 """The command line as a user meets it: real processes, real files."""
 
 import json
-import os
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 
-from waiting import HANGS
+from fedmes.cli import app as cli
+from forked import fedmes
 
 SMALL = ["--clients", "2", "--tasks", "2", "--rounds", "1", "--epochs", "1", "--set", "model.width=8"]
-
-
-def fedmes(*arguments, cwd):
-    """Run the program; returns (status, stdout, stderr)."""
-    command = [sys.executable, "-m", "fedmes", *map(str, arguments)]
-    environment = os.environ | {"COLUMNS": "120", "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANGS)
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_help_does_not_import_torch(tmp_path):
     code = "import sys, fedmes.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
-    status, out, _ = fedmes("--help", cwd=tmp_path)
-    assert status == 0
-    assert all(command in out for command in ("run", "compare", "list"))
+    done = subprocess.run([sys.executable, "-m", "fedmes", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(command in done.stdout for command in ("run", "compare", "list"))
     for command in ("run", "resume", "extend", "compare", "list"):
         assert "Example: fedmes" in fedmes(command, "--help", cwd=tmp_path)[1]
 
@@ -163,23 +156,38 @@ BAD_OPTIONS = [
 ]
 
 
-def refused(directory, *arguments):
-    """The message of a run that must end with status 2, in at most two lines, leaving nothing behind."""
-    before = {p for p in directory.rglob("*") if p.name != "__pycache__"}
-    status, out, err = fedmes("run", *arguments, cwd=directory)
-    assert status == 2, (out, err)
-    assert out == ""
-    assert "Traceback" not in err
-    assert 1 <= len(err.strip().splitlines()) <= 2
-    assert {p for p in directory.rglob("*") if p.name != "__pycache__"} == before
-    return err
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """The message of a run that must end with status 2, in at most two lines, leaving nothing behind: the program as it
+    is started, but in this process, since there are many such runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # the program sets its own
+
+    def there():
+        return {p for p in tmp_path.rglob("*") if p.name != "__pycache__"}
+
+    def call(*arguments):
+        before = there()
+        monkeypatch.setattr(sys, "argv", ["fedmes", "run", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert (end.value.code, out) == (2, ""), err
+        assert "Traceback" not in err
+        assert 1 <= len(err.strip().splitlines()) <= 2
+        assert there() == before
+        return err
+
+    return call
 
 
-def test_bad_options_are_refused_in_one_line(tmp_path):
+def test_bad_options_are_refused_in_one_line(refused):
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device, so asking for one is no error")
     for options, expected in BAD_OPTIONS:
-        assert expected in refused(tmp_path, *options), options
+        assert expected in refused(*options), options
 
 
 @pytest.mark.parametrize(
@@ -193,41 +201,41 @@ def test_bad_options_are_refused_in_one_line(tmp_path):
         ({"x": NAN}, "NaN or infinite values in 1 samples, the first is sample 5"),
     ],
 )
-def test_bad_own_data_is_refused(tmp_path, changes, expected):
+def test_bad_own_data_is_refused(refused, tmp_path, changes, expected):
     np.savez(tmp_path / "own.npz", **arrays(**changes))
-    message = refused(tmp_path, "--data", "own.npz")
+    message = refused("--data", "own.npz")
     assert expected in message
     assert "own.npz" in message
 
 
-def test_own_data_says_how_many_clients_there_are(tmp_path):
+def test_own_data_says_how_many_clients_there_are(refused, tmp_path):
     np.savez(tmp_path / "own.npz", **arrays())
-    assert "has 2; leave the option out" in refused(tmp_path, "--data", "own.npz", "--clients", "3")
-    assert "choose one" in refused(tmp_path, "--data", "own.npz", "--benchmark", "synthetic")
+    assert "has 2; leave the option out" in refused("--data", "own.npz", "--clients", "3")
+    assert "choose one" in refused("--data", "own.npz", "--benchmark", "synthetic")
     status, _, err = fedmes("run", "--data", "own.npz", "--rounds", 1, "--epochs", 1, "--out", "o", "-q", cwd=tmp_path)
     assert (status, err) == (0, "")
     result = json.loads((tmp_path / "o/result.json").read_text())
     assert [result[key] for key in ("clients", "tasks", "model", "benchmark")] == [2, 2, "mlp", "own-data"]
 
 
-def test_toml_with_an_unknown_key_names_it(tmp_path):
+def test_toml_with_an_unknown_key_names_it(refused, tmp_path):
     (tmp_path / "c.toml").write_text("[optim]\nlearning_rate = 1\n")
-    message = refused(tmp_path, "c.toml")
+    message = refused("c.toml")
     assert "unknown key 'optim.learning_rate' in c.toml" in message
     (tmp_path / "c.toml").write_text("roundz = 1\n")
-    assert "did you mean 'rounds'" in refused(tmp_path, "c.toml")
+    assert "did you mean 'rounds'" in refused("c.toml")
     (tmp_path / "c.toml").write_text("rounds = \n")
-    assert "c.toml: not a TOML file" in refused(tmp_path, "c.toml")
+    assert "c.toml: not a TOML file" in refused("c.toml")
 
 
-def test_a_directory_with_another_run_is_left_alone(tmp_path):
+def test_a_directory_with_another_run_is_left_alone(refused, tmp_path):
     assert fedmes("run", "-q", *SMALL, "--out", "o", cwd=tmp_path)[0] == 0
     kept = (tmp_path / "o/result.json").read_bytes()
-    message = refused(tmp_path, *SMALL, "--rounds", 2, "--out", "o")
+    message = refused(*SMALL, "--rounds", 2, "--out", "o")
     assert "already holds a different run (rounds: 1 there, 2 here)" in message
     assert (tmp_path / "o/result.json").read_bytes() == kept
     assert fedmes("run", "-q", *SMALL, "--out", "o", cwd=tmp_path)[0] == 0  # the same run may be done again
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("mine")
-    assert "holds no run" in refused(tmp_path, *SMALL, "--out", "other")
-    assert "is a file" in refused(tmp_path, *SMALL, "--out", "other/thesis.txt")
+    assert "holds no run" in refused(*SMALL, "--out", "other")
+    assert "is a file" in refused(*SMALL, "--out", "other/thesis.txt")

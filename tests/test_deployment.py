@@ -20,6 +20,7 @@ from fedmes.deployment.supervisor import MARK, Supervisor
 from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
 from fedmes.errors import Stopped, UserError
 from fedmes.scenario.own import read_site
+from forked import fedmes
 from waiting import HANGS, until
 
 ROOT = Path(__file__).parents[1]
@@ -33,12 +34,6 @@ def flower():
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def fedmes(*arguments, cwd):
-    command = [sys.executable, "-m", "fedmes", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANGS)
-    return done.returncode, done.stdout, done.stderr
 
 
 # --- certificates and keys -----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,24 +18,22 @@ from fedmes.engines import devices
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint
+from forked import Program
+from forked import fedmes as program
 from waiting import HANGS, until
 
 OPTIONS = {
-    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 3, "batch": 10, "memory": 12,
+    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 1, "batch": 10, "memory": 12,
     "seeds": "0,1",
 }  # fmt: skip
 SETTINGS = {"model.width": 24, "model.dropout": 0.2, "checkpoint.every": "round", "stream.arrival": "staggered"}
 KILLS = {"loop": 6, "stacked": 7}  # for each method: 26 in all
 
 
-def command(engine, method, out):
+def arguments(engine, method, out):
     asked = [f"--{key}={value}" for key, value in (OPTIONS | {"engine": engine, "method": method}).items()]
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    return [sys.executable, "-m", "fedmes", "run", "-q", "--resume", *asked, *settings, "--out", str(out)]
-
-
-def run(engine, method, out):
-    return subprocess.run(command(engine, method, out), capture_output=True, text=True, timeout=HANGS)
+    return ["run", "-q", "--resume", *asked, *settings, "--out", str(out)]
 
 
 def files(out):
@@ -47,35 +44,27 @@ def files(out):
     return accuracy, weights
 
 
-def wait_for(path, process):
-    until(lambda: path.exists() or process.poll() is not None, path)
-    assert path.exists(), process.communicate()
-
-
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 def test_killed_at_random_moments(engine, method, tmp_path):
     whole = tmp_path / "whole"
-    assert run(engine, method, whole).returncode == 0
+    first = Program(*arguments(engine, method, whole), cwd=tmp_path)
+    assert first.ended() == 0, first.err.read_text()
     duration = json.loads((whole / "result.json").read_text())["seconds"]["total"]
     out, dice, killed = tmp_path / "killed", random.Random(f"{engine} {method}"), 0
     while killed < KILLS[engine]:
-        process = subprocess.Popen(command(engine, method, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_for(out / ".lock", process)
-        try:
-            process.wait(timeout=dice.uniform(0, 1.2 * duration / 3))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        going = Program(*arguments(engine, method, out), cwd=tmp_path)
+        if going.ended(within=dice.uniform(0, 1.2 * duration / 3)) is None:
+            going.kill()
             killed += 1
         else:  # it was faster: begin anew
-            assert process.returncode == 0, process.communicate()
+            assert going.ended() == 0, going.err.read_text()
             assert files(out) == files(whole)
             for path in sorted(out.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
             out.rmdir()
-    end = run(engine, method, out)
-    assert end.returncode == 0, end.stderr
+    last = Program(*arguments(engine, method, out), cwd=tmp_path)
+    assert last.ended() == 0, last.err.read_text()
     (accuracy, weights), (want_accuracy, want_weights) = files(out), files(whole)
     assert accuracy == want_accuracy
     assert [name for name in want_weights if weights.get(name) != want_weights[name]] == []
@@ -197,9 +186,10 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_interrupt_saves_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "out"
-    slow = [*command("loop", "fedmes", out), "--epochs", "60", "--set", "checkpoint.every=never"]
-    process = subprocess.Popen(slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(out / ".lock", process)  # the handler is there before
+    slow = [*arguments("loop", "fedmes", out), "--epochs", "15", "--set", "checkpoint.every=never"]
+    command = [sys.executable, "-m", "fedmes", *slow]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: (out / ".lock").exists() or process.poll() is not None, "the lock")  # the handler is there before
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130, err
@@ -209,17 +199,16 @@ def test_interrupt_saves_and_says_how_to_go_on(tmp_path):
 
 def test_a_finished_run_says_so(tmp_path):
     out = tmp_path / "out"
-    assert run("stacked", "fedmes", out).returncode == 0
+    asked = arguments("stacked", "fedmes", out)
+    assert program(*asked, cwd=tmp_path)[0] == 0
     before = (out / "result.json").read_bytes()
-    again = run("stacked", "fedmes", out)
-    assert (again.returncode, again.stdout.strip()) == (0, str(out))
-    assert "this run is finished" in again.stderr
+    status, said, err = program(*asked, cwd=tmp_path)
+    assert (status, said.strip()) == (0, str(out))
+    assert "this run is finished" in err
     assert (out / "result.json").read_bytes() == before
-    nothing = subprocess.run(
-        [sys.executable, "-m", "fedmes", "resume", str(Path(tmp_path) / "nowhere")], capture_output=True, text=True
-    )
-    assert nothing.returncode == 2
-    assert "holds no run" in nothing.stderr
+    status, _, err = program("resume", tmp_path / "nowhere", cwd=tmp_path)
+    assert status == 2
+    assert "holds no run" in err
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
