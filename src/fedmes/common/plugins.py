@@ -68,7 +68,7 @@ def source(thing: Callable[..., Any]) -> str | None:
     if (file := _file(thing)) is not None:
         return file.read_text(encoding="utf-8", errors="replace")
     family = thing.__mro__ if isinstance(thing, type) else (thing,)
-    cells = dict.fromkeys(cell for member in family if _is_typed(member) for cell in _cells(member))
+    cells = dict.fromkeys(cell for member in family if _is_typed(member) for cell in files_of(member))
     return "".join("".join(linecache.getlines(cell)) for cell in cells) or None
 
 
@@ -86,8 +86,8 @@ def _is_typed(thing: Any) -> bool:
     return getattr(thing, "__module__", None) == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
 
 
-def _cells(thing: Any) -> list[str]:
-    """The notebook cells in which a function, or a class's functions, were typed, by the names that Python knows."""
+def files_of(thing: Any) -> list[str]:
+    """The files that a function, or a class's functions, were written in; of a notebook, the names of its cells."""
     functions = vars(thing).values() if isinstance(thing, type) else (thing,)
     codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
     return [code.co_filename for code in codes if code is not None]

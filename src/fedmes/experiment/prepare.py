@@ -13,12 +13,14 @@ import numpy as np
 import torch
 
 from fedmes.common import keyed_random, limits, plugins
+from fedmes.common.own_code import blaming
 from fedmes.config.options import Config
 from fedmes.data.dataset import Normalisation
 from fedmes.engines import capacity
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.errors import UserError
+from fedmes.experiment import rehearsal
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
@@ -30,6 +32,8 @@ from fedmes.scenario.plan import Plan, Work
 from fedmes.scenario.source import Source
 from fedmes.scenario.stream import Stream, with_absences
 from fedmes.tensors import Tensors, grown
+
+Make = Callable[..., Any]  # a class, or a function that makes a thing
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Prepared:
 
 def prepare(
     config: Config,
-    given: Mapping[str, Callable[..., Any]] | None = None,
+    given: Mapping[str, Make] | None = None,
     readings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Prepared:
     """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here.
@@ -60,6 +64,7 @@ def prepare(
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
     classes = (*source.earlier, len(source.dataset.class_names))
+    given = _makers(config, given)
     config, method, initial = _blueprint(config, source.dataset.shape, classes, given)
     if method.store == "all":
         config = _keep_all(config, streams)
@@ -76,6 +81,7 @@ def prepare(
         )
         for stream, params in zip(streams, initial, strict=True)
     ]
+    _rehearse(given, method, federations[0], source)
     samples = Samples(source.dataset, device, dtype_of(config))
     capacity.check(method, federations, samples)
     if config.engine.name == "stacked" and config.engine.stack is None:
@@ -93,7 +99,8 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     if config.memory.policy == "fifo" and config.memory.per_task is None:
         raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
     source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
-    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),))
+    given = _makers(config)
+    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),), given)
     normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
     federations = []
     for seed, params in zip(config.seeds, initial, strict=True):
@@ -103,6 +110,7 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
         size = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
         plan = Plan(stream, 0, size, _work(config, method), source.dataset.y, room=config.tasks)
         federations.append(Federation(stream, [plan], params, normalisation))
+    _rehearse(given, method, federations[0], source)
     samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     return Prepared(config, source, federations, method, samples)
 
@@ -111,17 +119,17 @@ def _blueprint(
     config: Config,
     shape: tuple[int, ...],
     classes: tuple[int, ...],
-    given: Mapping[str, Callable[..., Any]] | None = None,
+    given: Mapping[str, Make] | None = None,
 ) -> tuple[Config, Method, list[Tensors]]:
     """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
     a server knows that never sees any data. `classes`: how many there were each time that some were added."""
-    given = given or {}
-    make_method = given.get("method") or plugins.resolve("method", config.method, METHODS)
-    make_model = given.get("model") or plugins.resolve("model", config.model.name, networks.MODELS)
+    make_method, make_model = _makers(config, given).values()
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
     config = _settle_engine(config, nets[0].stackable(shape))
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
-    method: Method = make_method(nets[0].to(pick_device(config.device), dtype_of(config), compute), config)
+    net = nets[0].to(pick_device(config.device), dtype_of(config), compute)
+    builtin = make_method in METHODS.values()
+    method: Method = make_method(net, config) if builtin else rehearsal.made(make_method, net, config)
     _warn_of_unused(config, method)
     settled = {"memory.policy": _policy(config, method)} | dict(method.in_force)
     return config.with_(settled), method, [net.initial for net in nets]
@@ -134,6 +142,26 @@ def _warn_of_unused(config: Config, method: Method) -> None:
         if (value := getattr(options, name)) != type(options).model_fields[name].default:
             text = f"{option}: method {config.method_name} does not look at it, so {value} changes nothing"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _makers(config: Config, given: Mapping[str, Make] | None = None) -> dict[str, Make]:
+    """What makes the method and the model: what was passed in from Python, or has the name."""
+    given = given or {}
+    return {
+        "method": given.get("method") or plugins.resolve("method", config.method, METHODS),
+        "model": given.get("model") or plugins.resolve("model", config.model.name, networks.MODELS),
+    }
+
+
+def _rehearse(makers: Mapping[str, Make], method: Method, federation: Federation, source: Source) -> None:
+    """What is of the user's own is tried before anything is trained."""
+    owners = []
+    if makers["method"] not in METHODS.values():
+        owners.append(rehearsal.own_method(type(method)))
+    if makers["model"] not in networks.MODELS.values():
+        owners.append(rehearsal.own_model(type(method.net.parts.module)))
+    if owners:
+        rehearsal.rehearse(method, makers["method"], owners, federation, source.dataset)
 
 
 def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
@@ -251,15 +279,15 @@ def _work(config: Config, method: Method) -> Work:
     )
 
 
-def _net(
-    config: Config, factory: Callable[..., Any], shape: tuple[int, ...], classes: tuple[int, ...], seed: int
-) -> Net:
+def _net(config: Config, factory: Make, shape: tuple[int, ...], classes: tuple[int, ...], seed: int) -> Net:
     """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
     net = None
     for count in dict.fromkeys(classes):
-        small, net = net, Net(networks.build(factory, config.model.name, shape, count, start, **options), shape, count)
+        with blaming(None if factory in networks.MODELS.values() else rehearsal.own_model(factory)):
+            module = networks.build(factory, config.model.name, shape, count, start, **options)
+            small, net = net, Net(module, shape, count)
         if small is not None:
             net.initial = {name: grown(small.initial[name], p) for name, p in net.initial.items()}
     assert net is not None
