@@ -182,7 +182,7 @@ def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_pat
     assert found["split-cifar100", "ditto"]["Acc paper"] == "0.219"
     assert {benchmark for benchmark, _ in found} == {"split-cifar100"}  # nothing to show of the other
     assert found["split-cifar100", "local"]["Acc paper"] == "-"
-    assert "masked: FedMeS is in accuracy ahead (0.580; the best other is fedavg with 0.300)" in written.text
+    assert "masked: FedMeS wins in accuracy (0.580; the best other is fedavg with 0.300)" in written.text
     assert "its vote adds +0.050" in written.text
     command = f"fedmes reproduce table1 --benchmarks split-core50 --clients 10 --methods fedmes --out {tmp_path}"
     assert command in written.text

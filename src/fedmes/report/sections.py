@@ -92,8 +92,9 @@ def _how_compared(group: Group) -> str:
         return ""
     told = ["All runs here have the same splits and the same seeds, so they are compared seed by seed."]
     if len(group.seeds) > 1:
-        rough = "; with so few seeds it is a rough guide, not a test." if len(group.seeds) < 10 else "."
-        told.append(f"The spread is the standard deviation of the difference over seeds{rough}")
+        told.append(
+            "To win is to be ahead by more than chance: of two equal methods, one would win in 5 % of comparisons."
+        )
     if apart := commands.more_than_the_method(group):
         told.append(f"The runs differ in {', '.join(apart)} too: a difference may come from there.")
     return " ".join(told)

@@ -52,7 +52,12 @@ def vote_by_task(result: Result, score: str) -> Curve | None:
 
 def seed_values(result: Result, score: str, suffix: str = "") -> Floats:
     """Acc_ALL of each seed."""
-    return np.asarray(mean(metrics.accuracy_after(result.accuracy[SCORES[score] + suffix]), (1, 2)))
+    return metrics.accuracy_of_seeds(result.accuracy[SCORES[score] + suffix])
+
+
+def seed_forgetting(result: Result, score: str) -> Floats:
+    """FR of each seed."""
+    return metrics.forgetting_of_seeds(result.accuracy[SCORES[score]])
 
 
 def client_curves(result: Result, score: str) -> Floats:

@@ -1,7 +1,8 @@
 """Who wins, in plain words.
 
-Runs of a group share splits and initial weights seed by seed, so two of them are compared seed by seed: the mean of the
-differences, and their standard deviation (population) as the spread.
+Runs of a group share splits and initial weights seed by seed, so two of them are compared seed by seed. One wins where
+the mean of the differences is more than chance: where its interval (paired t, 95 %) is above zero in all printed
+digits. Otherwise it is ahead in so many of the seeds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from fedmes.report import series
 from fedmes.report.gather import Run, count
 from fedmes.report.rows import signed, three
+from fedmes.results.metrics import paired_interval
 
 SAID = {"oblivious": "Without a task id", "masked": "With the task id given"}
 
@@ -60,24 +62,54 @@ def _compare(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
         return Verdict("tie", tuple(level), f"{_list(level)} tie at {three(mean)}", text)
 
     second, others = rivals[1]
-    by_seed = values - others
-    by_seed = by_seed[~np.isnan(by_seed)]
-    lead = mean - _mean(others)
+    lead, duel = mean - _mean(others), Duel.of(values, others)
     text = f"{reaches}, {three(lead)} more than the next, {second.label} ({three(_mean(others))})."
-    headline = f"{best.label} is {three(lead)} ahead of {second.label}"
-    if len(by_seed) < 2:
-        text += " There is one seed, so nothing can be said about the spread: the order may be chance."
-        return Verdict("one seed", (best.label,), f"{headline}, on one seed", text)
-    spread = float(np.std(by_seed))
-    text += (
-        f" Over {count(len(by_seed), 'seed')} the difference lies between {signed(by_seed.min())} and "
-        f"{signed(by_seed.max())}, its standard deviation is {three(spread)}:"
-    )
-    if round(lead, 3) > round(spread, 3):  # as they are printed
-        text += " the lead is larger than the spread over seeds."
+    headline = f"{best.label} is {three(lead)} ahead of {second.label}, {duel.where}"
+    if duel.interval is None:
+        text += " There is one seed, so nothing can be said about chance."
+        return Verdict("one seed", (best.label,), headline, text)
+    low, high = (signed(end) for end in duel.interval)
+    text += f" It is ahead {duel.where}; the 95 % interval of the mean difference is {low} to {high} (paired t)"
+    if duel.wins:
+        text += ": more than chance."
         return Verdict("wins", (best.label,), f"{best.label} wins, {three(lead)} ahead of {second.label}", text)
-    text += " the lead is not larger than the spread over seeds, so the order of the two is open."
-    return Verdict("open", (best.label,), f"{headline}, within the spread over seeds", text)
+    return Verdict("open", (best.label,), headline, text + ", so the order of the two is open.")
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two runs, seed by seed, from the view of the first."""
+
+    seeds: int
+    ahead: int  # in how many seeds
+    interval: tuple[float, float] | None  # of the mean difference; of one seed there is none
+
+    @classmethod
+    def of(cls, ours: np.ndarray, theirs: np.ndarray) -> Duel:
+        """Of values that shall be high."""
+        by_seed = ours - theirs
+        by_seed = by_seed[~np.isnan(by_seed)]
+        interval = None
+        if len(by_seed) > 1:
+            low, high = paired_interval(by_seed)
+            interval = float(low), float(high)
+        return cls(len(by_seed), int((by_seed > 0).sum()), interval)
+
+    @property
+    def wins(self) -> bool:
+        return self.interval is not None and round(self.interval[0], 3) > 0  # as it is printed
+
+    @property
+    def where(self) -> str:
+        return "on one seed" if self.seeds < 2 else f"in {self.ahead} of {count(self.seeds, 'seed')}"
+
+
+def standing(ours: np.ndarray, theirs: np.ndarray, what: str) -> str:
+    """How it ends for the first of two runs, by their values of each seed, which shall be high."""
+    ahead = _mean(ours) > _mean(theirs)
+    duel = Duel.of(ours, theirs) if ahead else Duel.of(theirs, ours)
+    verb, side = ("wins", "ahead") if ahead else ("loses", "behind")
+    return f"{verb} in {what}" if duel.wins else f"is {side} in {what} {duel.where}"
 
 
 def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[tuple[str, str]]:

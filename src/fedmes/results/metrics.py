@@ -6,7 +6,9 @@ is no such task. Means skip what is missing; "final" is a client's own last task
 
 from __future__ import annotations
 
+import math
 import warnings
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,16 @@ def forgetting_after(acc: Floats) -> Floats:
     return f
 
 
+def accuracy_of_seeds(acc: Floats) -> Floats:
+    """Acc_ALL of each seed."""
+    return np.asarray(mean(accuracy_after(acc), axis=(1, 2)))
+
+
+def forgetting_of_seeds(acc: Floats) -> Floats:
+    """FR of each seed."""
+    return np.asarray(mean(forgetting_after(acc)[..., 1:], axis=(1, 2)))
+
+
 def _last(values: Floats) -> Floats:
     """Each client's value at its own last task: [..., t] -> [...]."""
     if values.shape[-1] == 0:
@@ -53,8 +65,8 @@ def summary(acc: Floats) -> dict[str, Any]:
     """The numbers of `result.json` for one kind of score."""
     a, f = accuracy_after(acc), forgetting_after(acc)
     per_seed = {
-        "acc_all": mean(a, axis=(1, 2)),
-        "fr": mean(f[..., 1:], axis=(1, 2)),
+        "acc_all": accuracy_of_seeds(acc),
+        "fr": forgetting_of_seeds(acc),
         "acc_final": mean(_last(a), axis=1),
         "fr_final": mean(_last(f[..., 1:]), axis=1),
     }
@@ -74,6 +86,36 @@ def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:
     last = np.stack([_last(acc[..., i]) for i in range(tasks)], axis=-1)
     fresh = np.diagonal(acc, axis1=-2, axis2=-1)
     return [float(mean(fresh[..., i])) for i in range(tasks)], [float(mean(last[..., i])) for i in range(tasks)]
+
+
+def paired_interval(differences: Floats) -> tuple[Floats, Floats]:
+    """Where the mean of paired differences [..., seed] lies with 95 % confidence, by Student's t: if two methods are
+    equal, one run in twenty has an interval without zero in it. For two seeds or more."""
+    count = differences.shape[-1]
+    middle = differences.mean(axis=-1)
+    reach = t_quantile(count - 1) * differences.std(axis=-1, ddof=1) / math.sqrt(count)
+    return middle - reach, middle + reach
+
+
+@cache
+def t_quantile(freedom: int, share: float = 0.95) -> float:
+    """How many standard errors to each side of zero hold this share of Student's t."""
+    low, high = 0.0, math.pi / 2
+    while low < (angle := (low + high) / 2) < high:
+        low, high = (angle, high) if _share_within(angle, freedom) < share else (low, angle)
+    return math.sqrt(freedom) * math.tan(high)
+
+
+def _share_within(angle: float, freedom: int) -> float:
+    """Of Student's t, what lies within sqrt(freedom) tan(angle) of zero: a finite sum, since the degrees of freedom are
+    a whole number (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    odd, cos = freedom % 2, math.cos(angle)
+    term, total = cos if odd else 1.0, 0.0
+    for power in range(odd, freedom - 1, 2):
+        total += term
+        term *= cos * cos * (power + 1) / (power + 2)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total
 
 
 def _plain(value: Any) -> float | None:

@@ -10,6 +10,7 @@ from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.report import series
 from fedmes.report.gather import Run, title_of, value_text
 from fedmes.report.rows import signed, three
+from fedmes.report.verdict import standing
 from fedmes.studies import paper
 from fedmes.studies.declared import PAPER_METHODS, RATES
 from fedmes.studies.tables import Cell, Number, Table, difference
@@ -87,17 +88,17 @@ def _who_leads(runs: Sequence[Run]) -> list[str]:
     notes = []
     for score in SCORES:
         said = []
-        for key, word, sign in (("acc_all", "accuracy", 1), ("fr", "forgetting", -1)):
-            own = fedmes.metrics[score][key]["mean"]
-            known = [(run.metrics[score][key]["mean"], run.label) for run in others]
-            known = [(mean, label) for mean, label in known if mean is not None]
-            if own is None or not known:
+        for word, sign, of_seeds in (("accuracy", 1, series.seed_values), ("forgetting", -1, series.seed_forgetting)):
+            own, others_have = of_seeds(fedmes.result, score), [(of_seeds(run.result, score), run) for run in others]
+            known = [(values, run) for values, run in others_have if not np.isnan(values).all()]
+            if np.isnan(own).all() or not known:
                 continue
-            best, label = max(known, key=lambda item: sign * item[0])
-            verb = "ahead" if sign * (own - best) > 0 else "behind"
-            said.append(f"in {word} {verb} ({three(own)}; the best other is {label} with {three(best)})")
+            best, rival = max(known, key=lambda item: sign * np.nanmean(item[0]))
+            ours, theirs = (three(float(np.nanmean(values))) for values in (own, best))
+            numbers = f"({ours}; the best other is {rival.label} with {theirs})"
+            said.append(f"{standing(sign * own, sign * best, word)} {numbers}")
         gain = series.seed_values(fedmes.result, score) - series.seed_values(fedmes.result, score, "_nolip")
-        notes.append(f"{score}: FedMeS is {' and '.join(said)}; its vote adds {signed(float(np.mean(gain)))}.")
+        notes.append(f"{score}: FedMeS {' and '.join(said)}; its vote adds {signed(float(np.mean(gain)))}.")
     return notes
 
 
