@@ -283,9 +283,9 @@ def test_damaged_arrays(content):
         open_own(Path("damaged.npz"), None, 1).stream(0)
 
 
-def png_bytes(mode, size):
+def png_bytes(mode, size, kind="PNG"):
     with tempfile.TemporaryFile() as file:
-        Image.new(mode, size, 1).save(file, "PNG")
+        Image.new(mode, size, 1).save(file, kind)
         file.seek(0)
         return file.read()
 
@@ -295,6 +295,12 @@ PICTURE = some.one_of(
         png_bytes, some.sampled_from(["1", "L", "LA", "P", "RGB", "RGBA", "I;16"]), some.sampled_from([(8, 8), (9, 4)])
     ),
     damaged(png_bytes("RGB", (8, 8))),
+    *(
+        damaged(png_bytes(mode, (8, 8), kind))
+        for kind in ("BMP", "GIF", "PPM", "TIFF", "WEBP")
+        for mode in ("L", "RGB")
+    ),
+    damaged(png_bytes("I;16", (8, 8), "TIFF")),
     some.binary(max_size=20),
 )
 

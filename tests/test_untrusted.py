@@ -155,6 +155,9 @@ def test_a_pickle_takes_no_memory_and_runs_nothing(tmp_path):
     (tmp_path / "p").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # an entry far behind in a list of notes
     tracemalloc.start()
     assert read_pickle(tmp_path / "p") == {}
+    (tmp_path / "p").write_bytes(b"\x80\x05\x96" + struct.pack("<Q", 2**28) + b".")  # a bytearray that is not there
+    with pytest.raises(UserError, match="not a pickle of plain data"):
+        read_pickle(tmp_path / "p")
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
     tracemalloc.stop()
 

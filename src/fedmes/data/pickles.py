@@ -12,7 +12,7 @@ import pickle
 import re
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from fedmes.errors import UserError
 
 
-class _PlainData(pickle._Unpickler):  # the one in Python: in C's, a few bytes can ask for gigabytes of notes
+class _PlainData(pickle._Unpickler):
+    """Pickle's reader in Python: in C's, a few bytes can ask for gigabytes of notes. Without bytearrays, for which memory
+    is taken before they are read, and which no data set needs."""
+
+    dispatch: ClassVar = {
+        code: step for code, step in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _empty
