@@ -21,8 +21,8 @@ from fedmes.errors import UserError
 
 
 class _PlainData(pickle._Unpickler):
-    """Pickle's reader in Python: in C's, a few bytes can ask for gigabytes of notes. Without bytearrays, for which memory
-    is taken before they are read, and which no data set needs."""
+    """Pickle's reader in Python: in C's, a few bytes can ask for gigabytes of notes. It knows no bytearrays, for which
+    memory is taken before they are read, and which no data set needs."""
 
     dispatch: ClassVar = {
         code: step for code, step in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
