@@ -110,6 +110,9 @@ def test_equal_to_the_loop_and_closed_to_strangers(federation, sites, tmp_path):
     assert federation.run(timeout=HANGS, **run) == "completed"
     got = same(tmp_path, want, sites, "first")
     assert got.config.engine.name == "flower" and not [note for note in got.notes if "times" in note]
+    stream = (federation.log / "run1.log").read_text()
+    assert "\nfedmes: round 2: 0, 1; accuracy so far 0 " in stream
+    assert f"\nfedmes: finished, the result is in {tmp_path / 'out'}\n" in stream
     for reason, log in refused.items():
         until(lambda name=reason: not federation.supervisor.alive(name), reason)
         assert federation.supervisor.status(reason) == 1 and reason in log.read_text()

@@ -403,6 +403,23 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
     assert np.isfinite(result.acc[0, 1, 2, :3]).all() and np.isnan(result.acc[0, 0, 2]).all()
 
 
+def test_a_new_task_that_does_not_fit_is_named_while_the_server_waits(own, tmp_path, clock):
+    options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}
+    agreed = agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 5.0})
+    grid = inprocess.at_sites([found(tmp_path / name, name, own / name) for name in ("north", "south")])
+    sent = []
+
+    def away(k, message):
+        sent.append(message.metadata.message_type)
+        if sent.count("train") == 4 and sent[-1] == "query" and not (own / "south" / "t3").exists():
+            add_task(own, "south", "t3", (0, 5), 30)  # nobody has agreed on class5
+        return False
+
+    grid.away = away
+    result = server.serve(grid, agreed, tmp_path / "server")
+    assert result.sites_left_out.keys() == {"south"} and "class5" in result.sites_left_out["south"]
+
+
 @pytest.mark.parametrize(("needed", "lost"), [(2, {1}), (1, {0, 1})], ids=["too few", "nobody"])
 def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path, clock):
     """Sites go in the middle of a round and are back later: no round of the others' is spent without them, and a run

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedmes import report
+
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 # The command with the two halves of Flower's app called directly, as its processes would call them.
@@ -110,6 +112,8 @@ def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
     assert f"{name}: {reason}" in result["notes"]
     lines = " ".join(shown.split())
     assert lines.count(f"site left out: south ({reason})") == 1 and f"note: south: {reason}" not in lines
+    report.write([tmp_path / "here"], tmp_path / "page.html")
+    assert "site left out: south (" in (tmp_path / "page.html").read_text()
     assert f"fedmes: site south is left out: {reason}" in lines
     assert f"fedmes: round 1: north; missing south ({reason}); accuracy so far north " in lines
     assert f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})" in lines

@@ -149,7 +149,9 @@ class FlowerEngine:
             self._meet()
             orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
             for k, answer in self._exchange("query", orders).items():
-                if not isinstance(answer, Refusal) and isinstance(hello := answer[0], Hello):
+                if isinstance(answer, Refusal):  # such as a new task that does not fit
+                    self.absent[k] = answer.error
+                elif isinstance(hello := answer[0], Hello):
                     self.samples[0, k] = hello.samples
                     self.waiting |= hello.waiting
             if not self.waiting:
