@@ -198,8 +198,8 @@ ON_BLOCKS = [
     ("fedmes", {"train": {"scope": "block"}, "eval": {"told": "block"}}),
     ("fedmes-plus", {"train": {"scope": "tasks"}}),
     ("local-er", {"train": {"scope": "block"}}),
-    ("fedweit", {"eval": {"told": "block"}}),
-    ("fedavg", {"server": {"fraction": 0.5, "min_clients": 2}}),
+    ("fedweit", {"eval": {"told": "block"}, "optim": {"name": "sgd", "lr": 0.01}}),
+    ("fedavg", {"server": {"min_clients": 2}, "faults": {"drop": 0.5}}),
     ("fedweit", {"server": {"fraction": 0.5}, "fedweit": {"kb": "all_previous", "l1": 0.02, "l2": 3}}),
     ("fedmes", {"seeds": [3, 0], "server": {"fraction": 0.6}}),
     ("fedmes", {"memory": {"size": [0, 9, 4]}, "stream": {"frac": 7.0, "partition": "dirichlet:0.5"}}),
@@ -209,10 +209,10 @@ ON_BLOCKS = [
 ON_OWN_DATA = [
     ("fedavg", {"rounds": 2, "eval": {"model": "personal"}}),
     ("fedavg", {"model": {"name": "linear"}}),
-    ("fedavg", {"rounds": 2, "faults": {"nan": 0.3}}),
+    ("fedavg", {"rounds": 2, "faults": {"nan": 0.5}}),
     ("fedprox", {"fedprox": {"mu": 1.5}, "optim": ADAM}),
-    ("ditto", {"ditto": {"lam": 0.7}, "eval": {"model": "global"}}),
-    ("ditto", {"model": {"name": "mlp", "width": 6, "dropout": 0.25}, "optim": ADAM}),
+    ("ditto", {"eval": {"model": "global"}}),
+    ("ditto", {"ditto": {"lam": 0.7}, "model": {"name": "mlp", "width": 6, "dropout": 0.25}, "optim": ADAM}),
     ("fedrep", {"epochs": 3, "optim": ADAM}),
     ("fedrep", {"rounds": 2, "epochs": 2, "eval": {"model": "personal"}}),
     ("fedagem", {"eval": {"model": "personal"}, "memory": {"size": 8, "policy": "ring"}}),
@@ -237,7 +237,7 @@ ON_OWN_DATA = [
 
 CNN = {"model": {"name": "cnn2", "width": 4}}
 ON_IMAGES = [
-    ("fedmes", CNN | {"knn": {"features": "conv", "kernel": "knnper"}}),
+    ("fedmes", CNN | {"knn": {"features": "conv", "k": 3, "theta": 0.9}}),
     ("fedweit", CNN),
     ("fedmes-plus", {"fedmesplus": {"augment": "flip"}}),
     ("fedmes-plus", {"fedmesplus": {"augment": "shift"}, "model": {"name": "mlp", "width": 6, "dropout": 0.25}}),
