@@ -1,4 +1,6 @@
 import os
+import sys
+import warnings
 
 # One thread: tiny tensors gain nothing from more, and results do not depend on who else uses the machine.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -9,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fedmes
+from fedmes.cli import app as cli
 
 torch.set_num_threads(1)
 
@@ -27,6 +30,21 @@ def pytest_collection_modifyitems(items):
     """The longest files first, so that of several workers (`-n 2`) none is left alone with one of them at the end."""
     place = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.module.__name__, len(LONGEST)))
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """The command line in this process: its status, what it printed, and what it said besides."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fedmes", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    with warnings.catch_warnings():  # the command line has a way of its own to show them
+        yield call
 
 
 @pytest.fixture

@@ -184,7 +184,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_interrupt_saves_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     out = tmp_path / "out"
     slow = [*arguments("loop", "fedmes", out), "--epochs", "15", "--set", "checkpoint.every=never"]
     command = [sys.executable, "-m", "fedmes", *slow]

@@ -17,7 +17,9 @@ class UserError(Exception):
 
 
 class Stopped(Exception):
-    """The user has stopped a run, which is saved and can go on."""
+    """Somebody has stopped a run, which is saved and can go on."""
+
+    status = 130  # what the command line exits with: 128 and the number of the signal, Ctrl-C's unless another came
 
 
 class FederationError(Exception):

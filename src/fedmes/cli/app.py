@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -14,6 +17,7 @@ from fedmes.cli import predict as predicting
 from fedmes.cli import report as reporting
 from fedmes.cli import run as running
 from fedmes.cli import show as showing
+from fedmes.common.text import printable
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.version import __version__
 
@@ -38,17 +42,42 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 
 
 def main() -> None:
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: _say(f"warning: {message}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without the sign gets a question mark
+    sys.exit(_status())
+
+
+def _status() -> int:
+    """Run the command; what it exits with."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is said here, not after the program's end
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _say(f"error: {error}")
+        return 2
     except FederationError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except Stopped as message:
-        print(message, file=sys.stderr)
-        sys.exit(130)
+        _say(f"error: {error}")
+        return 1
+    except Stopped as stopped:
+        _say(str(stopped))
+        return stopped.status
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    except OSError as error:  # one without a file name is of the standard output
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it tried again at the end
+        _say(f"error: the output cannot be written ({error.strerror}); results are in their files")
+        return 2
+    return 0
+
+
+def _say(text: str) -> None:
+    """Words of others are among it, which are not to control a terminal."""
+    print("\n".join(map(printable, text.splitlines())), file=sys.stderr)

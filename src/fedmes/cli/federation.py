@@ -63,6 +63,7 @@ def up(
     ] = None,
     settings: options.Settings = None,
     out: options.Out = None,
+    trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down again. The exit

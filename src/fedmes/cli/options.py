@@ -35,12 +35,18 @@ Settings = Annotated[
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="where the result goes; left out: a new folder under runs/")
 ]
+Again = Annotated[bool, typer.Option("--again", help="run it anew if it is there; that stays until this is finished")]
+Anew = Annotated[bool, typer.Option("--again", help="run anew what was made with another method, model or data file")]
+Trust = Annotated[bool, typer.Option("--trust", help="run Python files (method, model) that only a file or DIR names")]
+WhereMethod = Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="a method of your own: where it is")]
+WhereModel = Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="likewise a model")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
 
 
 def configuration(given: dict[str, Any]) -> Config:
-    """The configuration from a command's options."""
+    """The configuration from a command's options. Of Python files only those are taken that these name."""
     from fedmes import config
+    from fedmes.config.trust import KINDS, check_trust
 
     plain = ("benchmark", "method", "model", "clients", "tasks", "rounds", "epochs", "batch", "engine", "device")
     options = {name: given[name] for name in plain if given.get(name) is not None}
@@ -51,7 +57,10 @@ def configuration(given: dict[str, Any]) -> Config:
         options["memory.size"] = sizes[0] if len(sizes) == 1 else sizes
     if given["seeds"] is not None:
         options["seeds"] = numbers("seeds", given["seeds"])
-    return config.load(given["config_file"], options | assignments(given["settings"]))
+    options |= assignments(given["settings"])
+    made = config.load(given["config_file"], options)
+    check_trust(made, options.values(), given["trust"], [kind for kind in KINDS if kind in given])
+    return made
 
 
 def assignments(settings: list[str] | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedmes.cli.terminal import wide_console
+from fedmes.common.text import printable
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def predict(
     for item, prediction in predict_files(client, paths, task=task, source=source):
         if prediction is None:
             skipped.append((item.name, item.reason))
-            print(f"skipped: {item.name}: {item.reason}", file=sys.stderr)
+            print(printable(f"skipped: {item.name}: {item.reason}"), file=sys.stderr)
             continue
         found.append((item.name, prediction))
         if show is not None and len(shown) < picture.ROWS:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedmes.common.text import printable
 from fedmes.results import metrics
 from fedmes.results.run_dir import Result
 
@@ -23,8 +24,9 @@ def run_report(result: Result) -> RenderableType:
     """The final word of `fedmes run`."""
     config = result.config
     head = Text.assemble(
-        (f"{config.method}", "bold"),
-        f" on {config.benchmark}: {config.model.name} ({result.parameters:,} parameters), {config.clients} clients, "
+        (printable(config.method), "bold"),
+        f" on {config.benchmark}: {printable(config.model.name)} ({result.parameters:,} parameters), "
+        f"{config.clients} clients, "
         f"{config.tasks} tasks x {config.rounds} rounds x {config.epochs} epochs, "
         f"seed{'s' if len(config.seeds) > 1 else ''} {','.join(map(str, config.seeds))}, "
         f"{config.engine.name} engine on {config.device} in {config.engine.precision}",
@@ -85,12 +87,12 @@ def _footer(result: Result) -> list[Text]:
         lines.append(f"note: {len(notes) - 3} more such notes in result.json")
     if result.directory is not None:
         lines.append(f"result: {result.directory}")
-    return [Text(line) for line in lines]
+    return [_printable(line) for line in lines]
 
 
 def comparison(results: Sequence[Result], width: int) -> RenderableType:
     """One row a method and way of predicting; the best of each column is bold. Two tables where one is too wide."""
-    if width < 105:
+    if width < (113 if any(result.reused for result in results) else 105):
         return Group(_compared(results, ["oblivious"], costs=True), Text(), _compared(results, ["masked"], costs=False))
     return _compared(results, list(SCORES), costs=True)
 
@@ -100,7 +102,9 @@ def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Tabl
     for result in results:
         for suffix, (_, numbers) in variants(result).items():
             cost = [_megabytes(result, "up"), _megabytes(result, "down"), f"{result.seconds['total']:.1f}"]
-            rows.append((result.config.method + suffix.replace("_", "-"), numbers, ["", "", ""] if suffix else cost))
+            cost += ["reused"] if result.reused else []  # in a column of its own, without a head
+            label = printable(result.config.method + suffix.replace("_", "-"))
+            rows.append((label, numbers, [] if suffix else cost))
     columns = [(score, key) for score in scores for key in ("acc_all", "fr", "acc_final")]
     best = {}
     for score, key in columns:
@@ -168,7 +172,7 @@ def _opinion(opinion: Opinion | None) -> str:
 
 def _printable(text: str) -> Text:
     """Names of files and classes come from anywhere, and are not to control a terminal."""
-    return Text("".join(c if c.isprintable() else "?" for c in text))
+    return Text(printable(text))
 
 
 def _number(value: dict[str, float | None]) -> str:

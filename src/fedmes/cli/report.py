@@ -12,6 +12,7 @@ import typer
 
 from fedmes.cli import options
 from fedmes.cli.run import train
+from fedmes.common.text import printable
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -41,10 +42,10 @@ def report(
 
     done = reporting.write(directories, out, with_samples, csv, latex, figures)
     for each in done.left_out:
-        print(f"left out: {each.directory}: {each.reason}", file=sys.stderr)
+        print(printable(f"left out: {each.directory}: {each.reason}"), file=sys.stderr)
     if not quiet:
         for answer in done.answers:
-            print(answer)
+            print(printable(answer))
     print(done.page)
 
 
@@ -60,6 +61,7 @@ def reproduce(
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="the folder of all studies: runs/, and one for each study")
     ] = Path("reproduce"),
+    again: options.Anew = False,
     no_run: Annotated[bool, typer.Option("--no-run", help="tables and figures of the runs that are there")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
 ) -> None:
@@ -84,9 +86,12 @@ def reproduce(
         if not quiet:
             for name in (place.name, *prepared.readings):
                 print(f"running {place.with_name(name)}", file=sys.stderr)
-        train(prepared, place, quiet, resume=True)
+        train(prepared, place, quiet, resume=True, again=again)
 
-    for written in studies.reproduce([replace(scope, study=name) for name in names], None if no_run else execute):
+    scopes = [replace(scope, study=name) for name in names]
+    for written in studies.reproduce(scopes, None if no_run else execute, again):
+        for place in [] if quiet or no_run else written.reused:
+            print(f"reused {place}", file=sys.stderr)
         waiting: dict[tuple[Path, str], list[str]] = {}
         for outcome in written.open:
             place = outcome.trial.directory

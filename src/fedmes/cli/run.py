@@ -13,7 +13,6 @@ from fedmes.cli import options, terminal
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmes.config.options import Config
     from fedmes.experiment.prepare import Prepared
     from fedmes.experiment.recorder import Listener, Progress
     from fedmes.experiment.train import State
@@ -41,28 +40,37 @@ def run(
     settings: options.Settings = None,
     out: options.Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on where a run in this directory was stopped")] = False,
+    again: options.Again = False,
+    trust: options.Trust = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also event files in DIR/tensorboard")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
     config = options.configuration(locals())
     from fedmes.experiment import runner
+    from fedmes.experiment.prepare import prepare
 
     if resume:
-        config = runner.as_stored(config, out)
-    terminal.show(_run(config, out, quiet, resume, tensorboard), quiet)
+        config = runner.as_stored(config, out, trust)
+    _run(prepare(config), out, quiet, resume, again, tensorboard)
 
 
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
-def resume_run(directory: Annotated[Path, typer.Argument(metavar="DIR")], quiet: options.Quiet = False) -> None:
+def resume_run(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    method: options.WhereMethod = None,
+    model: options.WhereModel = None,
+    again: options.Again = False,
+    trust: options.Trust = False,
+    quiet: options.Quiet = False,
+) -> None:
     """Go on with a run that was stopped or killed, with its own configuration: the result is the same."""
-    from fedmes import config
-    from fedmes.results import run_dir
+    from fedmes.experiment import runner
+    from fedmes.experiment.prepare import prepare
 
-    stored = run_dir.stored_config(directory)
-    if stored is None:
-        raise UserError(f"resume: {directory} holds no run")
-    terminal.show(_run(config.stored(stored, directory), directory, quiet, resume=True), quiet)
+    given = runner.named_here(method=method, model=model)
+    config = runner.of_directory(directory, given, trust, "resume")
+    _run(prepare(config, given), directory, quiet, not again, again)
 
 
 @app.command(epilog="Example: fedmes extend runs/mine --data march.npz --out runs/mine-march")
@@ -70,13 +78,19 @@ def extend(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
     data: Annotated[Path, typer.Option(metavar="FILE.npz|DIR", help="own data with further tasks of the same clients")],
     out: options.Out = None,
+    method: options.WhereMethod = None,
+    model: options.WhereModel = None,
+    again: options.Again = False,
+    trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Go on from a finished run with further tasks. DIR stays as it is; the result covers old tasks and new ones."""
     from fedmes.experiment import runner
+    from fedmes.experiment.prepare import prepare
 
-    config, state = runner.extended(directory, data)
-    terminal.show(_run(config, out, quiet, resume=True, state=state), quiet)
+    given = runner.named_here(method=method, model=model)
+    config, state = runner.extended(directory, data, given, trust)
+    _run(prepare(config, given), out, quiet, True, again, state=state)
 
 
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
@@ -97,11 +111,15 @@ def compare(
     data: options.Data = None,
     settings: options.Settings = None,
     out: options.Out = None,
+    again: options.Anew = False,
+    trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Run several methods on the same splits and initial weights: one table; finished ones are reused."""
     config = options.configuration(locals())
     from fedmes.cli import render
+    from fedmes.experiment import runner
+    from fedmes.experiment.made_from import refuse
     from fedmes.experiment.prepare import prepare
     from fedmes.methods import METHODS
     from fedmes.results import run_dir
@@ -115,11 +133,15 @@ def compare(
                 raise
             unfit.append(str(error))
     directory = out or run_dir.default_directory(config.with_({"method": "compare"}))
-    found = []
-    for one in prepared:
-        place = directory / one.config.method_name
-        finished = run_dir.finished(place, one.config)
-        found.append(run_dir.load(place) if finished else train(one, place, quiet, resume=True))
+    places = [directory / one.config.method_name for one in prepared]
+    changes = [runner.stale(one, place) for one, place in zip(prepared, places, strict=True)]
+    for place, names in zip(places, changes, strict=True):
+        if not again:  # before anything is trained
+            refuse(place, names, "--again runs anew what has changed")
+    found = [
+        train(one, place, quiet, resume=True, again=bool(names))
+        for one, place, names in zip(prepared, places, changes, strict=True)
+    ]
     if quiet:
         print(directory)
     else:
@@ -131,25 +153,24 @@ def compare(
 
 
 def _run(
-    config: Config,
+    prepared: Prepared,
     out: Path | None,
     quiet: bool,
     resume: bool,
+    again: bool,
     tensorboard: bool = False,
     state: State | None = None,
-) -> Result:
-    from fedmes.experiment.prepare import prepare
+) -> None:
     from fedmes.experiment.tensorboard import event_files
     from fedmes.results import run_dir
 
-    prepared = prepare(config)
     directory = out or run_dir.default_directory(prepared.config)
-    if resume and run_dir.finished(directory, prepared.config):
-        print(f"{directory}: this run is finished", file=sys.stderr)
-        return run_dir.load(directory)
-    events = event_files(directory / "tensorboard", config.seeds) if tensorboard else nullcontext()
+    events = event_files(directory / "tensorboard", prepared.config.seeds) if tensorboard else nullcontext()
     with events as listener:
-        return train(prepared, directory, quiet, resume, listener, state)
+        result = train(prepared, directory, quiet, resume, listener, state, again)
+    if result.reused:
+        print(f"{directory}: this run is finished; its result is reused (--again runs it anew)", file=sys.stderr)
+    terminal.show(result, quiet)
 
 
 def train(
@@ -159,15 +180,16 @@ def train(
     resume: bool,
     besides: Listener | None = None,
     state: State | None = None,
+    again: bool = False,
 ) -> Result:
-    """With a bar on the terminal; the first Ctrl-C ends it after a round."""
+    """With a bar on the terminal; the first Ctrl-C or SIGTERM ends it after a round."""
     from fedmes.experiment import runner
 
-    with terminal.progress(quiet, prepared.config.method) as bar, terminal.stop_on_interrupt() as stop:
+    with terminal.progress(quiet, prepared.config.method) as bar, terminal.stop_on_signals() as stop:
 
         def tell(now: Progress) -> None:
             for listener in (besides, bar):
                 if listener is not None:
                     listener(now)
 
-        return runner.execute(prepared, directory, tell, resume, stop, state)
+        return runner.execute(prepared, directory, tell, resume, stop, state, again=again)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fedmes.errors import Stopped
+
 if TYPE_CHECKING:
     from fedmes.experiment.recorder import Standing
     from fedmes.results.run_dir import Result
@@ -43,22 +45,25 @@ def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | N
 
 
 @contextmanager
-def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C lets the round end, the second one does not wait."""
-    pressed = False
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C or SIGTERM lets the round end, the second one does not wait."""
+    received: list[int] = []
 
-    def press(*_: object) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
         print("\nstopping after this round (once more: at once)", file=sys.stderr)
 
-    before = signal.signal(signal.SIGINT, press)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: pressed
+        yield lambda: bool(received)
+    except Stopped as stopped:
+        stopped.status = 128 + received[0]
+        raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wide_console(width: int = 120) -> Console:

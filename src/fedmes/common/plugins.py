@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 import linecache
@@ -23,8 +24,8 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
         return builtin[name]
     if name in (found := installed(kind)):
         return _load(kind, name, found[name])
-    file, colon, attribute = name.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    file, _, attribute = name.rpartition(":")
+    if not in_a_file(name):
         raise unknown(kind, name, [*builtin, *found])
     if file == NO_FILE:
         there = f"fedmes.run({kind}={attribute}, ...)"
@@ -32,7 +33,8 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     path = Path(file).resolve()
     if not path.is_file():
         raise UserError(f"{kind} '{name}': there is no file {file}")
-    module_name = f"fedmes_user_{path.stem}"
+    # One name a file: two files of one name are two modules.
+    module_name = f"fedmes_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -44,6 +46,11 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     if not callable(thing := getattr(module, attribute, None)):
         raise UserError(f"{kind} '{name}': {file} defines no class or function {attribute}")
     return thing
+
+
+def in_a_file(name: str) -> bool:
+    """Is it `path/to/file.py:Name`, which is imported from there?"""
+    return name.rpartition(":")[0].endswith(".py")
 
 
 def installed(kind: str) -> dict[str, metadata.EntryPoint]:

@@ -27,8 +27,8 @@ def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | N
     if not config.federation.sites:  # a trial: every site holds a share of a benchmark
         return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
     config, method, initial = sites_blueprint(config)
-    run_dir.claim(directory, config)
     with working_in(directory, config):
+        run_dir.claim(directory, config)
         engine = FlowerEngine(method, initial, config, grid)
         book = train(engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do)
         if not book.accuracy:

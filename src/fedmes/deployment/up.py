@@ -16,6 +16,7 @@ from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.experiment.prepare import agreement, prepare, sites_blueprint
 from fedmes.experiment.recorder import Standing
+from fedmes.experiment.train import alone_in
 from fedmes.results import checkpoint, run_dir
 from fedmes.results.run_dir import Result
 
@@ -34,7 +35,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     directory = (out or run_dir.default_directory(config)).resolve()
     if run_dir.finished(directory, config):
         return run_dir.load(directory)
-    run_dir.claim(directory, config)
+    with alone_in(directory, config):  # the server, which takes the directory over, finds it as it will be
+        run_dir.claim(directory, config)
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
     progress = _Tail(directory / "progress.jsonl", on_progress)

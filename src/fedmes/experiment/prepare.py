@@ -21,6 +21,7 @@ from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.errors import UserError
 from fedmes.experiment import rehearsal
+from fedmes.experiment.made_from import Hashes, made_from
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
@@ -46,6 +47,7 @@ class Prepared:
     method: Method
     samples: Samples
     readings: Mapping[str, tuple[Config, Method]] = field(default_factory=dict)  # other ways to judge the same training
+    made_from: Hashes = field(default_factory=dict)
 
 
 def prepare(
@@ -64,7 +66,7 @@ def prepare(
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
     classes = (*source.earlier, len(source.dataset.class_names))
-    given = _makers(config, given)
+    given = makers(config, given)
     config, method, initial = _blueprint(config, source.dataset.shape, classes, given)
     if method.store == "all":
         config = _keep_all(config, streams)
@@ -90,7 +92,7 @@ def prepare(
     for name, options in (readings or {}).items():
         with suppress(UserError):  # one that cannot be had is left out; asked for by itself, it says why
             others[name] = _blueprint(config.with_(options), source.dataset.shape, classes, given)[:2]
-    return Prepared(config, source, federations, method, samples, others)
+    return Prepared(config, source, federations, method, samples, others, made_from(config, given, source.dataset))
 
 
 def prepare_site(config: Config, name: str, data: Path) -> Prepared:
@@ -99,7 +101,7 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     if config.memory.policy == "fifo" and config.memory.per_task is None:
         raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
     source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
-    given = _makers(config)
+    given = makers(config)
     config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),), given)
     normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
     federations = []
@@ -123,7 +125,7 @@ def _blueprint(
 ) -> tuple[Config, Method, list[Tensors]]:
     """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
     a server knows that never sees any data. `classes`: how many there were each time that some were added."""
-    make_method, make_model = _makers(config, given).values()
+    make_method, make_model = makers(config, given).values()
     nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
     config = _settle_engine(config, nets[0].stackable(shape))
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
@@ -144,7 +146,7 @@ def _warn_of_unused(config: Config, method: Method) -> None:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _makers(config: Config, given: Mapping[str, Make] | None = None) -> dict[str, Make]:
+def makers(config: Config, given: Mapping[str, Make] | None = None) -> dict[str, Make]:
     """What makes the method and the model: what was passed in from Python, or has the name."""
     given = given or {}
     return {

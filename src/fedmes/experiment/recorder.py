@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class Origin:
     split_sha256: str | None = None
     memory_share: float | None = None  # of the training samples met, how many the memory holds at the end
     notes: tuple[str, ...] = ()
+    made_from: Mapping[str, str | None] = field(default_factory=dict)  # SHA-256 of own method, own model, data
 
 
 class Book:
@@ -172,6 +173,7 @@ class Book:
             notes=[*origin.notes, *notes, *self._undefined_notes()],
             peak_memory_bytes=torch.cuda.max_memory_allocated() if self.config.device == "cuda" else None,
             by_task=self._by_task(),
+            made_from=dict(origin.made_from),
         )
 
     def _communication_seconds(self) -> float:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fedmes import config as configuration
 from fedmes.common import plugins
+from fedmes.common.files import replace_bytes
 from fedmes.config.options import Config
+from fedmes.config.trust import check_trust
 from fedmes.engines.base import Engine
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
-from fedmes.experiment.prepare import Prepared, open_source, open_streams, prepare
+from fedmes.experiment.made_from import changed, made_from, refuse
+from fedmes.experiment.prepare import Prepared, open_source, open_streams, prepare, makers
 from fedmes.experiment.recorder import Book, Listener, Origin
-from fedmes.experiment.train import State, to_go_on_from, train, working_in
+from fedmes.experiment.train import State, alone_in, to_go_on_from, train, working_in
 from fedmes.results import checkpoint, client_dir, run_dir
 from fedmes.results.run_dir import Result, default_directory
 from fedmes.scenario import own
@@ -32,54 +36,97 @@ def run(
     out: str | Path | None = None,
     on_progress: Listener | None = None,
     resume: bool = False,
+    again: bool = False,
+    trust: bool = False,
     **options: Any,
 ) -> Result:
     """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
-    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class."""
+    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class.
+    `again`: also if the run is there already. `trust`: import Python files that only `config_file` names."""
     given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
     options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
     asked = configuration.dotted({name: value for name, value in options.items() if value is not None})
     config = configuration.load(Path(config_file) if config_file else None, asked)
+    check_trust(config, asked.values(), trust)
     directory = Path(out) if out else None
     if resume:
-        config = as_stored(config, directory)
-    return execute(prepare(config, given), directory, on_progress, resume)
+        config = as_stored(config, directory, trust)
+    result = execute(prepare(config, given), directory, on_progress, resume, again=again)
+    if result.reused:
+        warnings.warn(f"{result.directory}: this run is finished, and its result is reused", stacklevel=2)
+    return result
 
 
 def extend(
-    directory: str | Path, data: str | Path, *, out: str | Path | None = None, on_progress: Listener | None = None
+    directory: str | Path,
+    data: str | Path,
+    *,
+    out: str | Path | None = None,
+    on_progress: Listener | None = None,
+    again: bool = False,
+    trust: bool = False,
+    method: str | Callable[..., Any] | None = None,
+    model: str | Callable[..., Any] | None = None,
 ) -> Result:
-    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does."""
-    config, state = extended(Path(directory), Path(data))
-    return execute(prepare(config), Path(out) if out else None, on_progress, resume=True, state=state)
+    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does. `method`, `model`: the
+    run's own, where it has such; `trust`: import them from the files that the directory names."""
+    given = named_here(method=method, model=model)
+    config, state = extended(Path(directory), Path(data), given, trust)
+    place = Path(out) if out else None
+    return execute(prepare(config, given), place, on_progress, resume=True, state=state, again=again)
 
 
-def extended(directory: Path, data: Path) -> tuple[Config, State]:
-    """The configuration of a finished run with further tasks after its own, and where that run stands."""
+def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
+    """A method or model that is not taken from where a directory says, but from here: a class, or a file's."""
+    return {
+        kind: plugins.resolve(kind, thing, {}) if isinstance(thing, str) else thing
+        for kind, thing in named.items()
+        if thing is not None
+    }
+
+
+def of_directory(directory: Path, given: Mapping[str, Any], trust: bool, command: str) -> Config:
+    """The configuration of the run in a directory; Python that only the directory names is not imported."""
     if (stored := run_dir.stored_config(directory)) is None:
-        raise UserError(f"extend: {directory} holds no run")
+        raise UserError(f"{command}: {directory} holds no run")
+    config = configuration.stored(stored, directory)
+    trusted = [name for kind, name in (("method", config.method), ("model", config.model.name)) if kind in given]
+    check_trust(config, trusted, trust)
+    return config
+
+
+def extended(
+    directory: Path, data: Path, given: Mapping[str, Callable[..., Any]] | None = None, trust: bool = False
+) -> tuple[Config, State]:
+    """The configuration of a finished run with further tasks after its own, and where that run stands."""
+    before = of_directory(directory, given or {}, trust, "extend")
     if not (directory / "result.json").is_file():
-        raise UserError(f"extend: the run in {directory} is not finished; first: fedmes resume {directory}")
-    before = configuration.stored(stored, directory)
-    streams = open_streams(before, open_source(before))
-    if combined_sha256(streams) != run_dir.load(directory).split_sha256:
+        first = run_dir.resume_command(directory, before)
+        raise UserError(f"extend: the run in {directory} is not finished; first: {first}")
+    source = open_source(before)
+    streams, result = open_streams(before, source), run_dir.load(directory)
+    if combined_sha256(streams) != result.split_sha256:
         raise UserError(
             f"extend: the data of {directory} has changed since; further tasks belong in a file or folder of their own"
         )
+    hashes = made_from(before, makers(before, given), source.dataset)
+    refuse(directory, changed(result.made_from, hashes, before), "run it anew first, with --again")
     if (state := checkpoint.latest(directory)) is None:
         raise UserError(
             f"extend: {directory} keeps no state to go on from, as with output.models=none or checkpoint.every=never"
         )
-    stored.setdefault("data", {})["more"] = [*before.data.more, str(data.resolve())]
+    content = run_dir.comparable(before)
+    more = [*before.data.more, str(data.resolve())]
+    content.setdefault("data", {})["more"] = more
     if before.data.path is not None:
-        stored.pop("tasks")  # the data says how many
+        content.pop("tasks")  # the data says how many
     else:
-        tables = [own.read(Path(path), before.data.image_size) for path in stored["data"]["more"]]
-        stored["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
-    return configuration.stored(stored, directory), state
+        tables = [own.read(Path(path), before.data.image_size) for path in more]
+        content["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
+    return configuration.stored(content, directory), state
 
 
-def as_stored(config: Config, directory: Path | None) -> Config:
+def as_stored(config: Config, directory: Path | None, trust: bool = False) -> Config:
     """The configuration that a directory's run was begun with, which must have all that is asked for now."""
     directory = directory or default_directory(prepare(config).config)
     stored = run_dir.stored_config(directory)
@@ -87,7 +134,9 @@ def as_stored(config: Config, directory: Path | None) -> Config:
         return config
     if differing := run_dir.contradictions(stored, config):
         raise UserError(f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})")
-    return configuration.stored(stored, directory)
+    found = configuration.stored(stored, directory)
+    check_trust(found, (config.method, config.model.name), trust)
+    return found
 
 
 def execute(
@@ -98,34 +147,88 @@ def execute(
     stop: Callable[[], bool] = lambda: False,
     state: State | None = None,
     grid: Any = None,
+    again: bool = False,
 ) -> Result:
     """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there. `state`:
-    where to begin if the directory has no checkpoint. `grid`: Flower's way to sites that run elsewhere."""
+    where to begin if the directory has no checkpoint. `grid`: Flower's way to sites that run elsewhere. `again`: also
+    if the run is there already; what is there stays until the new one is finished."""
     config = prepared.config
     directory = out or default_directory(config)
     flower = _flower() if config.engine.name == "flower" else None  # whether it is there is said first
-    disk_space.check(prepared, directory)
-    run_dir.claim(directory, config)
+    anew = directory / run_dir.AGAIN
+    if not again and not anew.is_dir() and (result := _reused(prepared, directory)) is not None:
+        return result
+    disk_space.check(prepared, anew if again or anew.is_dir() else directory)
     total = max(len(f.stream.position) for f in prepared.federations)
 
-    def finish(engine: Engine) -> Result:
-        readings = prepared.readings if flower is None else ()  # sites judge themselves, in one way
-        book = train(engine, config, directory, total, on_progress, resume, stop, state, readings=readings)
-        _save_models(directory, prepared, engine)
-        _write_readings(directory, prepared, engine, book)
-        result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
-        result.sites_left_out = dict(engine.sites_left_out)
-        result.write(directory)
-        if to_go_on_from(config):
-            checkpoint.keep(directory, 1)
+    with working_in(directory, config):
+        if (anew / "result.json").is_file():  # all that was left to do
+            run_dir.replace_by_again(directory)
+        going_on = resume and anew.is_dir()
+        if not again and not going_on and (result := _reused(prepared, directory)) is not None:
+            return result
+        place = anew if run_dir.finished(directory, config) else directory
+        resume = _goes_on(prepared, place, resume, again)
+        run_dir.claim(place, config)
+
+        def finish(engine: Engine) -> Result:
+            readings = prepared.readings if flower is None else ()  # sites judge themselves, in one way
+            parts = engine, config, place, total, on_progress, resume, stop, state
+            book = train(*parts, readings=readings, made_from=prepared.made_from)
+            _save_models(place, prepared, engine)
+            _write_readings(directory, prepared, engine, book)
+            result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
+            result.sites_left_out = dict(engine.sites_left_out)
+            result.write(place)
+            if to_go_on_from(config):
+                checkpoint.keep(place, 1)
+            else:
+                checkpoint.clear(place)
+            return result
+
+        if flower is not None:
+            result = flower.with_sites(prepared, place, resume, grid, finish)
         else:
-            checkpoint.clear(directory)
+            result = finish(_engine(prepared))
+        if place != directory:
+            run_dir.replace_by_again(directory)
+            result.directory = directory
         return result
 
-    with working_in(directory, config):
-        if flower is not None:
-            return flower.with_sites(prepared, directory, resume, grid, finish)
-        return finish(_engine(prepared))
+
+def _reused(prepared: Prepared, directory: Path) -> Result | None:
+    """The run, if it is finished. That it was made from something else is an error."""
+    if not run_dir.finished(directory, prepared.config):
+        return None
+    refuse(directory, stale(prepared, directory))
+    result = run_dir.load(directory)
+    result.reused = True
+    return result
+
+
+def _goes_on(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool:
+    """Does training go on from a checkpoint there? One that would be lost or does not fit is an error."""
+    if (about := checkpoint.about(place)) is None or (again and not resume):
+        return resume
+    if not resume:
+        command = run_dir.resume_command(place, prepared.config)
+        raise UserError(
+            f"{place}: this run was stopped after round {about.get('rounds_done')}; to go on: {command}\n"
+            "to begin anew, and lose what is there: --again"
+        )
+    changes = stale(prepared, place)
+    if not again:
+        refuse(place, changes)
+    return not changes
+
+
+def stale(prepared: Prepared, directory: Path) -> list[str]:
+    """What has changed since the run in the directory was made, or as much of it as there is."""
+    try:
+        before = run_dir.load(directory).made_from
+    except UserError:  # it is not finished
+        before = (checkpoint.about(directory) or {}).get("made_from", {})
+    return changed(before, prepared.made_from, prepared.config)
 
 
 def _engine(prepared: Prepared) -> Engine:
@@ -153,7 +256,7 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
     for s, (seed, federation) in enumerate(zip(config.seeds, prepared.federations, strict=True)):
         folder = directory / f"seed{seed}"
         folder.mkdir(exist_ok=True)
-        federation.stream.save(folder / "split.json")
+        replace_bytes(folder / "split.json", federation.stream.to_bytes())
         if config.output.models == "none":
             continue
         client_dir.save_model(folder / "initial.safetensors", put("w", federation.initial))
@@ -172,8 +275,8 @@ def _write_readings(directory: Path, prepared: Prepared, engine: Engine, book: B
     note = f"the training of {directory.name}, judged in another way"
     for name in [name for name in book.readings if name]:
         place, config = directory.with_name(name), prepared.readings[name][0]
-        run_dir.claim(place, config)
-        with checkpoint.locked(place):
+        with alone_in(place, config):
+            run_dir.claim(place, config)
             count, notes = prepared.method.net.parameter_count, [*engine.notes, note]
             book.result(count, notes, _origin(prepared), name, config).write(place)
 
@@ -185,4 +288,5 @@ def _origin(prepared: Prepared) -> Origin:
         combined_sha256(streams),
         max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans),
         (*prepared.source.dataset.notes, *sorted({note for stream in streams for note in stream.notes})),
+        prepared.made_from,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +15,35 @@ from fedmes.engines.base import Engine
 from fedmes.engines.devices import numerics
 from fedmes.errors import Stopped, UserError
 from fedmes.experiment.recorder import Book, Listener
-from fedmes.results import checkpoint
+from fedmes.results import checkpoint, run_dir
 from fedmes.tensors import Tensors
 
 State = tuple[Tensors, dict[str, Any]]  # of a run, as a checkpoint has it
 
 
 @contextmanager
+def alone_in(directory: Path, config: Config) -> Iterator[None]:
+    """No other process works in the directory, which holds this run or nothing."""
+    run_dir.check_claim(directory, config)
+    with ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(checkpoint.locked(directory))
+        except OSError as error:
+            raise UserError(f"out: {directory} cannot be written ({error.strerror})") from None
+        yield
+
+
+@contextmanager
 def working_in(directory: Path, config: Config) -> Iterator[None]:
     """Alone in a directory, in which a disk that fills up loses nothing that was saved."""
     try:
-        with checkpoint.locked(directory), numerics(config):
+        with alone_in(directory, config), numerics(config):
             yield
     except ConnectionError:  # of a federation; the disk is innocent
         raise
     except OSError as error:
-        again = "start the run again" if config.federation.sites else f"fedmes resume {directory}"
+        again = "start the run again" if config.federation.sites else run_dir.resume_command(directory, config)
         reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         raise UserError(
             f"{directory}: the results cannot be written ({reason}); what was saved is intact; to go on: {again}"
@@ -48,24 +61,27 @@ def train(
     state: State | None = None,
     more: Callable[[], bool] = lambda: True,
     readings: Iterable[str] = (),
+    made_from: Mapping[str, str | None] | None = None,
 ) -> Book:
     """Round after round, with checkpoints: so many, and as long as there is more to do. `readings`: the engine's."""
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     book = Book(config, readings)
+    what = {"config": run_dir.comparable(config), "made_from": dict(made_from or {})}
     found = checkpoint.latest(directory) if resume else None
     if found is None:
         checkpoint.clear(directory)
         if state is not None:
-            checkpoint.save(directory, int(state[1]["rounds_done"]), *state)
+            checkpoint.save(directory, int(state[1]["rounds_done"]), state[0], state[1] | what)
     done = _restored(engine, book, found or state, directory, total)
 
     schedule = checkpoint.Schedule(config.checkpoint.every, done)
 
     def save(rounds_done: int) -> None:
         arrays, about = book.save()
-        checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about | {"rounds_done": rounds_done})
+        about |= {"rounds_done": rounds_done} | what
+        checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about)
         schedule.saved(rounds_done)
 
     seconds, g = book.seconds, done
@@ -88,7 +104,7 @@ def train(
             save(g)
         if stopping:
             of = "" if total is None else f" of {total}"
-            raise Stopped(f"stopped after round {g}{of}; to go on: fedmes resume {directory}")
+            raise Stopped(f"stopped after round {g}{of}; to go on: {run_dir.resume_command(directory, config)}")
     if to_go_on_from(config) and schedule.rounds_saved < g:
         save(g)
     return book

@@ -32,6 +32,7 @@ SETTINGS: Any = {
     "axes.labelcolor": INK, "xtick.color": "#555555", "ytick.color": "#555555", "xtick.major.width": 0.6,
     "ytick.major.size": 0, "lines.linewidth": 1.4, "lines.markersize": 4, "legend.frameon": False,
     "savefig.dpi": 150, "svg.hashsalt": "fedmes", "axes.unicode_minus": True,
+    "text.parse_math": False,  # names of runs and clients come from anywhere
 }  # fmt: skip
 
 

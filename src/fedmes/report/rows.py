@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedmes.common.text import cell, printable
 from fedmes.report.gather import Group, Run
 from fedmes.report.series import SCORES
 from fedmes.results.labels import NUMBERS, variants
@@ -69,7 +70,7 @@ def as_csv(groups: Sequence[Group]) -> str:
             writer.writerow(
                 [
                     run.config.benchmark, result.split_sha256, " ".join(map(str, group.seeds)), run.config.eval.told,
-                    run.label, run.config.method, row.predicts, run.directory,
+                    *map(cell, (run.label, run.config.method, row.predicts, run.directory)),
                     *("" if number is None else repr(number) for number in numbers),
                     result.communication["up_bytes"], result.communication["down_bytes"],
                     *(result.seconds[name] for name in ("train", "total", "communication_modelled")),
@@ -87,8 +88,9 @@ def _latex_table(group: Group) -> str:
     rows, keys = rows_of(group), ("acc_all", "fr", "acc_final")
     winners = best(rows)
     names = " & ".join(r"\texttt{Acc\_ALL} & FR & final" for _ in SCORES)
+    title = printable(group.title).replace("·", "/")
     lines = [
-        f"% {group.title.replace('·', '/')}; mean and population standard deviation over seeds; needs booktabs",
+        f"% {title}; mean and population standard deviation over seeds; needs booktabs",
         r"\begin{tabular}{l" + "r" * 2 * len(keys) + "}",
         r"\toprule",
         r" & \multicolumn{3}{c}{no task id} & \multicolumn{3}{c}{task id given} \\",
@@ -120,7 +122,7 @@ LATEX = {
 
 
 def latex_text(text: str) -> str:
-    return "".join(LATEX.get(char, char) for char in text)
+    return "".join(LATEX.get(char, char) for char in printable(text))
 
 
 def three(value: float | None) -> str:

@@ -12,11 +12,10 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as dump
 
+from fedmes.common.files import sync
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
@@ -39,9 +39,9 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
         folder.mkdir(mode=0o700, exist_ok=True)
         sums = [_write(path, dump(content)), _write(path.with_suffix(".json"), json.dumps(about).encode())]
         _write(path.with_suffix(".sha256"), "".join(sums).encode())
-        _sync(folder)  # only now may an older one go
+        sync(folder)  # only now may an older one go
     except OSError as error:
-        for part in folder.glob("*.part"):
+        for part in folder.glob("round-*.part"):
             part.unlink(missing_ok=True)
         there = "the last one is intact" if _rounds(folder) else "there is none yet"
         raise UserError(
@@ -53,8 +53,8 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
 def keep(run: Path, generations: int) -> None:
     """Remove all but the newest ones, checksums first: without them a checkpoint no longer counts."""
     folder = run / FOLDER
-    kept = {f"round-{number:06d}" for number in _rounds(folder)[-generations:]}
-    for path in sorted(folder.glob("*"), key=lambda path: path.suffix != ".sha256"):
+    kept = {f"round-{number:06d}" for number in _rounds(folder)[-generations:] if generations}
+    for path in sorted(folder.glob("round-*"), key=lambda path: path.suffix != ".sha256"):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
 
@@ -75,8 +75,24 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
     return None
 
 
+def about(run: Path) -> dict[str, Any] | None:
+    """What the newest whole checkpoint says of itself, without its tensors."""
+    for number in reversed(_rounds(run / FOLDER)):
+        path = run / FOLDER / f"round-{number:06d}.json"
+        try:
+            data = path.read_bytes()
+            if _sum(path.name, data) in path.with_suffix(".sha256").read_text():
+                return dict(json.loads(data))
+        except (OSError, ValueError, RecursionError, TypeError):
+            continue
+    return None
+
+
 def clear(run: Path) -> None:
-    shutil.rmtree(run / FOLDER, ignore_errors=True)
+    """Remove all checkpoints; what somebody else has put beside them stays."""
+    keep(run, 0)
+    with suppress(OSError):
+        (run / FOLDER).rmdir()
 
 
 @contextmanager
@@ -125,12 +141,3 @@ def _write(path: Path, data: bytes) -> str:
         os.fsync(file.fileno())
     os.replace(part, path)
     return _sum(path.name, data)
-
-
-def _sync(folder: Path) -> None:
-    """Names that files were given stay, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from fedmes.common import limits
+from fedmes.common.files import sync
 from fedmes.common.keyed_random import Ints
 from fedmes.common.limits import Header
 from fedmes.config.options import Config, Count, Positive
@@ -153,7 +154,7 @@ def save_client(
     _save_samples(directory / "memory.npz", dataset, plan, plan.memory_after[last])
     if "theta" in ready and config.knn.memory == "before":
         _save_samples(directory / "voters.npz", dataset, plan, plan.memory[last])
-    _save_arrays(directory / "predictor.npz", {name: t.detach().cpu().numpy() for name, t in beside.items()})
+    _save_arrays(directory / "predictor.npz", {name: t.detach().cpu().numpy() for name, t in sorted(beside.items())})
     about = About(
         format=2,
         client=plan.name,
@@ -175,6 +176,7 @@ def save_client(
     )
     text = json.dumps(about.model_dump(), indent=2) + "\n"
     _replace(directory / "client.json", lambda part: part.write_text(text, encoding="utf-8"))
+    sync(directory)
 
 
 def _save_samples(path: Path, dataset: Dataset, plan: Plan, numbers: Ints) -> None:
@@ -199,6 +201,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     part = path.with_name(path.name + ".part")
     write(part)
     part.chmod(0o600)
+    sync(part)
     os.replace(part, path)
 
 

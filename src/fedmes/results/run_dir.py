@@ -1,11 +1,14 @@
-"""A finished run: its numbers, and its directory on disk."""
+"""A run's directory on disk, and the numbers of a finished one."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
+import os
 import platform
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from fedmes import config as configuration
-from fedmes.common import limits
-from fedmes.common.files import replace_text
+from fedmes.common import limits, plugins
+from fedmes.common.files import first_link, replace_text, whole
+from fedmes.common.text import cell
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.results import metrics
@@ -29,6 +33,8 @@ PLACE = ("seed", "task", "round", "client")
 REPORTED = ("loss", "lambda", "rule2", "distance")
 COUNTED = ("up_bytes", "down_bytes", "seconds", "left_out", "reason")
 ROUND_COLUMNS = (*PLACE, *REPORTED, *COUNTED)
+
+AGAIN = "again"  # in the directory of a finished run: the same run, made anew, until that is finished too
 
 SECONDS = ("train", "eval", "compile", "total", "communication_modelled")
 
@@ -51,6 +57,8 @@ class Result:
     by_task: dict[str, list[float | None]] = field(default_factory=dict)  # rounds' lambda, rule2, distance: means
     left_out: int = -1  # updates that were not finite; -1: counted from the rounds
     sites_left_out: dict[str, str] = field(default_factory=dict)  # who was not with the others at the end, and why
+    made_from: dict[str, str | None] = field(default_factory=dict)  # SHA-256 of own method, own model, data
+    reused: bool = False  # it was there already
 
     def __post_init__(self) -> None:
         if self.left_out < 0:
@@ -105,6 +113,7 @@ class Result:
             "device": config.device,
             "precision": config.engine.precision,
             "split_sha256": self.split_sha256,
+            "made_from": self.made_from,
             "parameters": self.parameters,
             "memory_share": self.memory_share,
             "left_out": self.left_out,
@@ -119,13 +128,14 @@ class Result:
 
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
-        with (directory / "rounds.csv").open("w", newline="") as file:
-            columns = dict.fromkeys((*ROUND_COLUMNS, *(name for row in self.rounds for name in row)))
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(self.rounds)
-        with (directory / "accuracy.npz").open("wb") as file:
-            np.savez_compressed(file, **self.accuracy)  # type: ignore[arg-type]
+        table = io.StringIO()
+        columns = dict.fromkeys((*ROUND_COLUMNS, *(name for row in self.rounds for name in row)))
+        writer = csv.DictWriter(table, columns, restval="")
+        writer.writeheader()
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rounds)
+        replace_text(directory / "rounds.csv", table.getvalue())
+        with whole(directory / "accuracy.npz") as part, part.open("wb") as file:
+            np.savez_compressed(file, **dict(sorted(self.accuracy.items())))  # type: ignore[arg-type]
         replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
         self.directory = directory
 
@@ -165,6 +175,7 @@ def load(directory: Path) -> Result:
             dict(content.get("by_task", {})),
             int(content["left_out"]),
             {str(name): str(reason) for name, reason in content.get("sites_left_out", {}).items()},
+            dict(content.get("made_from", {})),
         )
     except UserError:
         raise
@@ -173,18 +184,35 @@ def load(directory: Path) -> Result:
 
 
 def stored_config(directory: Path) -> dict[str, Any] | None:
-    """The configuration a directory was made with; None if it holds no run."""
+    """The configuration a directory was made with, which its checkpoint has, too; None if it holds no run."""
+    if (content := _read_config(directory)) is not None:
+        return content
+    if not directory.is_dir():
+        return None
+    from fedmes.results import checkpoint  # and torch, which reports do without
+
+    kept = (checkpoint.about(directory) or {}).get("config")
+    return kept if isinstance(kept, dict) else None
+
+
+def _read_config(directory: Path) -> dict[str, Any] | None:
+    """None also for a file that ends too early: half of it is another configuration, and the versions come last."""
     try:
         content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    content.pop("versions", None)
-    return content
+    return content if content.pop("versions", None) else None
 
 
 def finished(directory: Path, config: Config) -> bool:
-    """Does the directory hold just this run, finished?"""
-    return (directory / "result.json").is_file() and stored_config(directory) == _comparable(config)
+    """Does the directory hold just this run, finished, with files that can be read?"""
+    if not (directory / "result.json").is_file() or _read_config(directory) != comparable(config):
+        return False
+    try:
+        load(directory)
+    except UserError:
+        return False
+    return True
 
 
 def default_directory(config: Config) -> Path:
@@ -195,25 +223,65 @@ def default_directory(config: Config) -> Path:
     return Path("runs") / f"{config.benchmark}-{config.method_name}-{digest}"
 
 
-def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
-    """Make the directory this run's own. One that holds anything else is refused, and nothing in it is touched.
-    `versions`: of what runs it; left out: what is installed."""
+def resume_command(directory: Path, config: Config) -> str:
+    """What goes on with a run. Python files are named, since what only a directory names is not imported."""
+    place = directory.parent if directory.name == AGAIN else directory
+    words = ["fedmes", "resume", str(place)]
+    for flag, name in (("--method", config.method), ("--model", config.model.name)):
+        words += [flag, name] if plugins.in_a_file(name) else []
+    return shlex.join(words)
+
+
+def check_claim(directory: Path, config: Config) -> None:
+    """Refuse a directory that holds anything but this run, or links, through which files of others would be written."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"out: {directory} is a file")
-    if directory.is_dir() and any(directory.iterdir()):
-        stored = stored_config(directory)
-        if stored is None:
-            raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")
-        if differing := _difference(stored, _comparable(config)):
-            raise UserError(
-                f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); choose another directory"
-            )
+    if not directory.is_dir() or all(_left_by_a_start(path) for path in directory.iterdir()):
+        return
+    if (stored := stored_config(directory)) is None:
+        raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")
+    if differing := _difference(stored, comparable(config)):
+        raise UserError(
+            f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); choose another directory"
+        )
+    if (link := first_link(directory, ("federation", "sites"))) is not None:
+        raise UserError(f"out: {link} is a link, and a run writes and deletes only in its own directory; remove it")
+
+
+def _left_by_a_start(path: Path) -> bool:
+    """Is it what a run that was killed at its very beginning leaves?"""
+    return path.name == ".lock" or path.suffix == ".part"
+
+
+def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
+    """Make the directory this run's own; nothing in it is deleted. `versions`: of what runs it; left out: what is
+    installed."""
+    check_claim(directory, config)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "result.json").unlink(missing_ok=True)
         replace_text(directory / "config.toml", config.to_toml(versions or _versions()))
     except OSError as error:
         raise UserError(f"out: {directory} cannot be written ({error.strerror})") from None
+
+
+def replace_by_again(directory: Path) -> None:
+    """What was made anew takes the place of what was there before. Both count only with their `result.json`: wherever
+    this is interrupted one of them is whole, and calling it again ends it."""
+    anew = directory / AGAIN
+    (directory / "result.json").unlink(missing_ok=True)
+    for path in sorted(anew.iterdir(), key=lambda path: path.name == "result.json"):
+        _move_over(path, directory / path.name)
+    anew.rmdir()
+
+
+def _move_over(path: Path, target: Path) -> None:
+    """Files of others in a folder stay."""
+    if not (path.is_dir() and target.is_dir()):
+        os.replace(path, target)
+        return
+    for inner in sorted(path.iterdir()):
+        _move_over(inner, target / inner.name)
+    path.rmdir()
 
 
 def _versions() -> dict[str, str]:
@@ -227,7 +295,7 @@ def _versions() -> dict[str, str]:
     return installed | {"python": platform.python_version()}
 
 
-def _comparable(config: Config) -> dict[str, Any]:
+def comparable(config: Config) -> dict[str, Any]:
     """The configuration as it comes back from `config.toml`."""
     return tomllib.loads(config.to_toml({}))
 

@@ -15,9 +15,21 @@ from typing import Any
 from fedmes.common.files import replace_text
 from fedmes.config.options import Config
 from fedmes.errors import UserError
+from fedmes.experiment.made_from import refuse
 from fedmes.studies import tables, views
 from fedmes.studies.tables import Number, Table
-from fedmes.studies.trials import LEARNING_RATES, PROTOCOL, Outcome, Scope, Trial, look, read_toml, readings, wanted
+from fedmes.studies.trials import (
+    LEARNING_RATES,
+    PROTOCOL,
+    Outcome,
+    Scope,
+    Trial,
+    changes,
+    look,
+    read_toml,
+    readings,
+    wanted,
+)
 
 QUICK = "QUICK VERSION, much smaller than the paper's setting and not comparable with its numbers"
 SIGNS = {  # what tables use without a word
@@ -33,32 +45,46 @@ class Written:
     page: Path
     text: str
     open: list[Outcome]
+    reused: list[Path]  # runs that were there before
 
 
 # Trains a configuration in a directory, and judges the same training in other ways besides: `readings` of trials.py.
 Execute = Callable[[Config, Path, Mapping[str, Mapping[str, Any]]], object]
 
 
-def reproduce(scopes: Sequence[Scope], execute: Execute | None) -> list[Written]:
+def reproduce(scopes: Sequence[Scope], execute: Execute | None, again: bool = False) -> list[Written]:
     """Run what is not there yet (without `execute`: nothing), then write each study's tables and figures. Runs that
-    differ in nothing but how clients are judged are one training."""
+    differ in nothing but how clients are judged are one training. Of those that are there, what was made from something
+    else is refused, or run `again`."""
     asked = [wanted(scope) for scope in scopes]
     failures: dict[Path, str] = {}
+    there = {trial.directory for each in asked for trial in each if look(trial).run is not None}
     if execute is not None:
-        missing = [trial for each in asked for trial in each if look(trial).run is None]
+        known: dict[str, str] = {}  # hashes of data
+
+        def to_do(trial: Trial) -> bool:
+            run = look(trial).run
+            changed = [] if run is None else changes(trial, run, known)
+            if not again:
+                refuse(trial.directory, changed, "--again runs anew what has changed")
+            return run is None or bool(changed)
+
+        missing = [trial for each in asked for trial in each if to_do(trial)]
+        there -= {trial.directory for trial in missing}
         while missing:
             trial, *rest = missing
             try:
                 execute(trial.config, trial.directory, readings(trial, rest))
             except UserError as error:  # because its data is not here, for instance; the others go on
                 failures[trial.directory] = str(error)
-            missing = [other for other in rest if other.directory != trial.directory and look(other).run is None]
+            missing = [other for other in rest if other.directory != trial.directory and to_do(other)]
     written, in_vain = [], []
     for scope, trials in zip(scopes, asked, strict=True):
         if all(trial.directory in failures for trial in trials):
             in_vain.append(f"{scope.name}: no run could be made ({failures[trials[0].directory]})")
         else:
-            written.append(_study(scope, trials, failures))
+            reused = [trial.directory for trial in trials if trial.directory in there]
+            written.append(replace(_study(scope, trials, failures), reused=list(dict.fromkeys(reused))))
     if in_vain:
         raise UserError("; ".join(in_vain))
     return written
@@ -111,7 +137,7 @@ def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
         replace_text(folder / f"{name}.md", text)
     except OSError as error:
         raise UserError(f"out: {error.filename or folder} cannot be written ({error.strerror})") from None
-    return Written(folder / f"{name}.md", text, [outcome for outcome in _once(outcomes) if outcome.run is None])
+    return Written(folder / f"{name}.md", text, [outcome for outcome in _once(outcomes) if outcome.run is None], [])
 
 
 def _begun(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:

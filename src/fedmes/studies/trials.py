@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fedmes import config as configuration
+from fedmes.common import plugins
 from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.config.options import Config
+from fedmes.config.trust import check_trust
 from fedmes.errors import UserError, unknown
+from fedmes.experiment.made_from import changed, data_hash, source_hashes
+from fedmes.experiment.prepare import makers, open_source
 from fedmes.methods import METHODS
 from fedmes.report.gather import HOW, Run, of_another_method
 from fedmes.results import run_dir
@@ -130,6 +134,7 @@ def wanted(scope: Scope) -> list[Trial]:
                 given |= {"benchmark": benchmark, "method": line.method, "clients": clients, "seeds": seeds}
                 levels = {key: spread(value, clients) for key, value in given.items() if isinstance(value, tuple)}
                 config = configuration.load(None, {"output.models": "none"} | given | levels)
+                check_trust(config, scope.options.values(), trust=False)
                 place = scope.root / "runs" / setting_name(config) / run_name(config)
                 alone = replace(scope, benchmarks=(benchmark,), clients=(clients,), methods=(line.label,))
                 found.append(Trial(line, config, place, alone.command, tuple(scope.options)))
@@ -224,6 +229,23 @@ def look(trial: Trial) -> Outcome:
         if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
             return Outcome(trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}")
     return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
+
+
+def changes(trial: Trial, run: Run, known: dict[str, str]) -> list[str]:
+    """What has changed since the run of a trial was made. What is not here, as its data may be, cannot be compared.
+    `known`: hashes of data that was read already, which is filled in."""
+    before, config = run.result.made_from, trial.config
+    if not before:
+        return []
+    model = config.model.name if plugins.in_a_file(config.model.name) else "mlp"  # any that is not one's own
+    key = json.dumps([config.benchmark, config.tasks, config.data.model_dump(), config.synthetic.model_dump()])
+    try:
+        used = makers(config.with_({"model.name": model}))
+        if key not in known:
+            known[key] = data_hash(config, open_source(config).dataset)
+    except UserError:
+        return []
+    return changed(before, source_hashes(used) | {"data": known[key]}, config)
 
 
 def _brings_its_own_memory(config: Config, key: str) -> bool:
