@@ -65,9 +65,7 @@ def test_metrics_come_from_the_stored_accuracies(run_directory):
 def test_told_the_task_the_network_is_never_worse(tmp_path):
     """The choice is among fewer of the same classes, whatever else the task has for others."""
     options = SMALL | {"benchmark": "synthetic", "stream": {"classes_max": 3}}
-    own, block = (
-        fedmes.run(**options, eval={"told": told}, out=tmp_path / told).accuracy for told in ("own", "block")
-    )
+    own, block = (fedmes.run(**options, eval={"told": told}, out=tmp_path / told).accuracy for told in ("own", "block"))
     assert (np.nan_to_num(own["acc_masked_nolip"]) >= np.nan_to_num(own["acc_nolip"])).all()
     np.testing.assert_array_equal(own["acc"], block["acc"])  # the same training
     assert (np.nan_to_num(own["acc_masked_nolip"]) >= np.nan_to_num(block["acc_masked_nolip"])).all()
