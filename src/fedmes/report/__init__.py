@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmes.common.files import replace_text
+from fedmes.common.text import printable
 from fedmes.errors import UserError
 from fedmes.report import gather, rows, verdict
 from fedmes.report.gather import Group, LeftOut
@@ -74,6 +75,6 @@ def _save_figures(groups: Sequence[Group], folder: Path) -> None:
 
     for number, group in enumerate(groups):
         place = folder if len(groups) == 1 else folder / f"{number + 1}-{group.config.benchmark}"
-        names = clients.client_names(group, clients.streams(group))
+        names = [printable(name) for name in clients.client_names(group, clients.streams(group))]
         for name, figure in figures.figures_of(group, names).items():
             figures.save(figure, place, name)

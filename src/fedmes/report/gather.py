@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmes.common.text import printable
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
@@ -211,7 +212,7 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
         labels.append(" ".join([run.config.method_name, *parts[:3]]))
     times = Counter(labels)
     named = [
-        replace(run, label=label if times[label] == 1 else f"{label} [{run.directory}]")
+        replace(run, label=printable(label if times[label] == 1 else f"{label} [{run.directory}]"))
         for run, label in zip(runs, labels, strict=True)
     ]
     return tuple(sorted(named, key=lambda run: _natural(run.label)))

@@ -151,7 +151,7 @@ def load(directory: Path) -> Result:
         if (directory / "rounds.csv").exists():
             with (directory / "rounds.csv").open(newline="") as file:
                 rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
-        if (stored := stored_config(directory)) is None:
+        if (stored := _read_config(directory)) is None:
             raise ValueError("config.toml cannot be read")
         config = configuration.stored(stored, directory)
         shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
