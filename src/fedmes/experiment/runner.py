@@ -19,7 +19,7 @@ from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
 from fedmes.experiment.made_from import changed, made_from, refuse
-from fedmes.experiment.prepare import Prepared, open_source, open_streams, prepare, makers
+from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Book, Listener, Origin
 from fedmes.experiment.train import State, alone_in, to_go_on_from, train, working_in
 from fedmes.results import checkpoint, client_dir, run_dir
