@@ -310,7 +310,7 @@ def predictor(p0, p1, p2, done=(1, 1, 1)):
     for task, pair in enumerate((p0, p1, p2)):
         for sample, p in enumerate(pair):
             rows[task, sample, 2 * task : 2 * task + 2] = doubles(p, 1 - p).log()
-    net = SimpleNamespace(initial=network({LAYER: B}).initial, logits=lambda params, x, key=None: params["z"][x])
+    net = SimpleNamespace(initial=network({LAYER: B}).initial, logits_of_each=lambda params, x: params["z"][:, x])
     return weit(net), {"w.z": rows, "done": torch.tensor(done) > 0}
 
 

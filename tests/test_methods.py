@@ -34,7 +34,7 @@ ME = SimpleNamespace(lr=doubles(0.1)[0], key=torch.tensor(0), seen=torch.ones(3,
 
 def without_network(method, **options):
     """A method that is only asked for its arithmetic, with plain SGD."""
-    return method(options.pop("net", None), config.load(None, {"optim.name": "sgd"} | options))
+    return method(options.pop("net", SimpleNamespace(mapped=False)), config.load(None, {"optim.name": "sgd"} | options))
 
 
 def states(run):

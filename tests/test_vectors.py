@@ -314,7 +314,7 @@ def points(*rows):
 
 def test_v10_a_whole_round():
     """V10: two clients, two steps each, from broadcast to average, through the method's own functions."""
-    method = Quadratic(None, config.load(None, {"method": "fedmes", "optim.name": "sgd"}))
+    method = Quadratic(SimpleNamespace(mapped=False), config.load(None, {"method": "fedmes", "optim.name": "sgd"}))
     me = SimpleNamespace(lr=doubles(0.1)[0], key=torch.tensor(0))
     bc = method.server(one(0.0, 0.0))
     targets = [points((2.0, 0.0)), points((0.0, 2.0))]

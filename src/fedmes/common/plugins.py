@@ -25,11 +25,11 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     if name in (found := installed(kind)):
         return _load(kind, name, found[name])
     file, _, attribute = name.rpartition(":")
-    if not in_a_file(name):
-        raise unknown(kind, name, [*builtin, *found])
     if file == NO_FILE:
         there = f"fedmes.run({kind}={attribute}, ...)"
         raise UserError(f"{kind} '{name}' is from a notebook; pass the class itself: {there}")
+    if not in_a_file(name):
+        raise unknown(kind, name, [*builtin, *found])
     path = Path(file).resolve()
     if not path.is_file():
         raise UserError(f"{kind} '{name}': there is no file {file}")
@@ -50,7 +50,8 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
 
 def in_a_file(name: str) -> bool:
     """Is it `path/to/file.py:Name`, which is imported from there?"""
-    return name.rpartition(":")[0].endswith(".py")
+    file = name.rpartition(":")[0]
+    return file.endswith(".py") and file != NO_FILE
 
 
 def installed(kind: str) -> dict[str, metadata.EntryPoint]:

@@ -22,7 +22,7 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Dataset:
-    x: NDArray[Any]  # [N, H, W, C] or [N, D]; uint8 (normalised on the way in) or float32 (taken as it is)
+    x: NDArray[Any]  # [N, H, W, C] or [N, D]; uint8 (normalised on the way in), float32 or int64 (taken as they are)
     y: Ints  # class ids 0..C-1
     class_names: tuple[str, ...]
     train_count: int | None = None  # the first rows are the official training set; None: the stream says which

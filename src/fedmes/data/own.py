@@ -99,6 +99,8 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
         )
     if x.dtype == np.uint8:
         return x
+    if x.dtype.kind == "i" and x.ndim == 2:
+        return x.astype(np.int64)  # token ids and the like, for a model with an embedding: never normalised
     if x.dtype.kind != "f":
         raise UserError(f"{path}: x has type {x.dtype}; needed is uint8 or float32")
     _refuse(~np.isfinite(x), "NaN or infinite values", path)

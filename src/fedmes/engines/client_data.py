@@ -29,7 +29,8 @@ class Federation:
 
 
 class Samples:
-    """The data set on the device, as stored; rows are normalised when they are taken."""
+    """The data set on the device, as stored; rows are normalised when they are taken, but for whole numbers such as
+    token ids."""
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
         self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)  # torch takes no other arrays
@@ -37,6 +38,7 @@ class Samples:
         self.source = None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
         self.classes = len(dataset.class_names)
         self.device, self.dtype = device, dtype
+        self.whole = self.x.dtype == torch.int64
 
     def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
         """Offset and divisor that normalise stored values, [source, channel]."""
@@ -47,13 +49,19 @@ class Samples:
 
     def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
         """Samples as a network sees them: [B, C, H, W] or [B, D]."""
-        x = self.x[rows].to(self.dtype)
+        x = self.stored(rows)
+        if self.whole:
+            return x
         offset, divisor = (table[0] for table in scale)
         if self.source is not None and len(scale[0]) > 1:
-            beside = (len(rows), *(1 for _ in x.shape[2:]), x.shape[-1])
-            offset, divisor = (table[self.source[rows]].reshape(beside) for table in scale)
-        x = (x - offset) / divisor
-        return x.permute(0, 3, 1, 2).contiguous() if x.ndim == 4 else x
+            offset, divisor = (table[self.source[rows]] for table in scale)
+        beside = (-1, offset.shape[-1], *(1 for _ in x.shape[2:]))
+        return (x.to(self.dtype) - offset.reshape(beside)) / divisor.reshape(beside)
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """Rows [...] as stored, images with their channels first: moving axes costs least while they are bytes."""
+        x = self.x[rows]
+        return x.movedim(-1, -3).contiguous() if self.x.ndim == 4 else x
 
 
 class Site:
@@ -86,7 +94,8 @@ class Site:
             "block": self.blocks[task],
         }[self.config.train.scope]
         x = self.samples.take(rows, self.scale)
-        return Batch(x, self.samples.y[rows], torch.ones_like(x.flatten(1).sum(1)), scope, task)
+        mask = torch.ones(len(chosen), dtype=self.samples.dtype, device=self.samples.device)
+        return Batch(x, self.samples.y[rows], mask, scope, task)
 
     def chunks(self, numbers: Ints, position: int) -> Iterator[Batch]:
         for start in range(0, len(numbers), CHUNK):

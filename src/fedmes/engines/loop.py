@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
@@ -60,15 +59,13 @@ def client_score(
     for task in range(position + 1):
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
-        scopes = torch.stack([site.seen[position], choice[task]])
-        told = _like(me.position, [-1, task])
-        # Only what depends on the scope is computed twice: the network runs once for both scores.
-        both = vmap(method.predict, in_dims=(None, None, 0, 0, None))
-        right: dict[str, Tensor] = {}
+        ways = (site.seen[position], _like(me.position, -1)), (choice[task], _like(me.position, task))
+        right: Tensors = {}
         for x, y in site.test_chunks(task):
-            said = both(ready, x, scopes, told, me)
-            right = _add(right, {kind: is_right(p, y).sum(-1) for kind, p in said.items()})
-            lost = lost or bool(undefined(said["acc"]).any())
+            said = [method.predict(ready, x, *way, me) for way in ways]
+            both = {kind: torch.stack([is_right(p[kind], y).sum() for p in said]) for kind in said[0]}
+            right = _add(right, both)
+            lost = lost or any(bool(undefined(p["acc"]).any()) for p in said)
         for kind, counts in right.items():
             row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
             oblivious, masked = (counts.double() / len(site.plan.test[task])).tolist()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedmes.common import keyed_random, limits, plugins
 from fedmes.common.own_code import blaming
@@ -65,33 +66,34 @@ def prepare(
     streams = open_streams(config, source)
     config = _settle(config, source, len(streams[0].clients), streams[0].tasks, device.type)
     config.capacities()  # a list of the wrong length is refused here
+    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
+    normalisation = source.normalisation(streams[0])
+    samples = Samples(source.dataset, device, dtype_of(config))
+    few = _few(samples, normalisation, streams[0])
     classes = (*source.earlier, len(source.dataset.class_names))
     given = makers(config, given)
-    config, method, initial = _blueprint(config, source.dataset.shape, classes, given)
+    config, method, initial = _blueprint(config, source.dataset.shape, classes, given, few)
     if method.store == "all":
         config = _keep_all(config, streams)
     capacities = [0] * config.clients if method.store == "none" else config.capacities()
     work = _work(config, method)
-    fixed = source.dataset.train_count is not None  # one training set, whatever the seed
-    normalisation = source.normalisation(streams[0]) if fixed else None
     federations = [
         Federation(
             stream,
             [Plan(stream, k, size, work, source.dataset.y) for k, size in enumerate(capacities)],
             params,
-            normalisation if fixed else source.normalisation(stream),
+            normalisation if fixed or stream is streams[0] else source.normalisation(stream),
         )
         for stream, params in zip(streams, initial, strict=True)
     ]
     _rehearse(given, method, federations[0], source)
-    samples = Samples(source.dataset, device, dtype_of(config))
     capacity.check(method, federations, samples)
     if config.engine.name == "stacked" and config.engine.stack is None:
         config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
     others = {}
     for name, options in (readings or {}).items():
         with suppress(UserError):  # one that cannot be had is left out; asked for by itself, it says why
-            others[name] = _blueprint(config.with_(options), source.dataset.shape, classes, given)[:2]
+            others[name] = _blueprint(config.with_(options), source.dataset.shape, classes, given, few)[:2]
     return Prepared(config, source, federations, method, samples, others, made_from(config, given, source.dataset))
 
 
@@ -102,18 +104,19 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
         raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
     source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
     given = makers(config)
-    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),), given)
     normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
+    streams = [source.stream(seed) for seed in config.seeds]
+    few = _few(samples, normalisation, streams[0])
+    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),), given, few)
     federations = []
-    for seed, params in zip(config.seeds, initial, strict=True):
-        stream = source.stream(seed)
+    for stream, params in zip(streams, initial, strict=True):
         if stream.tasks > config.tasks:
             raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
         size = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
         plan = Plan(stream, 0, size, _work(config, method), source.dataset.y, room=config.tasks)
         federations.append(Federation(stream, [plan], params, normalisation))
     _rehearse(given, method, federations[0], source)
-    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     return Prepared(config, source, federations, method, samples)
 
 
@@ -122,12 +125,16 @@ def _blueprint(
     shape: tuple[int, ...],
     classes: tuple[int, ...],
     given: Mapping[str, Make] | None = None,
+    samples: Tensor | None = None,
 ) -> tuple[Config, Method, list[Tensors]]:
     """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
-    a server knows that never sees any data. `classes`: how many there were each time that some were added."""
+    a server knows that never sees any data. `classes`: how many there were each time that some were added; `samples`:
+    a few, to try the network with."""
     make_method, make_model = makers(config, given).values()
-    nets = [_net(config, make_model, shape, classes, seed) for seed in config.seeds]
-    config = _settle_engine(config, nets[0].stackable(shape))
+    nets = [_net(config, make_model, shape, classes, seed, samples) for seed in config.seeds]
+    if len({net.frozen_sha256 for net in nets}) > 1:
+        raise UserError(f"model {config.model.name}: frozen parameters must be the same for every seed")
+    config = _settle_engine(config, nets[0])
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     net = nets[0].to(pick_device(config.device), dtype_of(config), compute)
     builtin = make_method in METHODS.values()
@@ -238,13 +245,13 @@ def _model(config: Config, shape: tuple[int, ...]) -> str:
     return "mlp" if len(shape) == 1 else "cnn2" if shape[0] == 1 else "cnn6"
 
 
-def _settle_engine(config: Config, stackable: bool) -> Config:
+def _settle_engine(config: Config, net: Net) -> Config:
     engine = config.engine.name
     if engine == "auto":  # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
         small = config.model.name in ("linear", "mlp")
-        engine = "stacked" if stackable and (config.device == "cuda" or small) else "loop"
-    if engine == "stacked" and not stackable:
-        raise UserError(f"model {config.model.name} has a layer that cannot be stacked; use --engine loop")
+        engine = "stacked" if (config.device == "cuda" or small) and net.stackable() else "loop"
+    elif engine == "stacked" and not net.stackable():
+        raise UserError(f"model {config.model.name} cannot be stacked (docs/own-model.md says why); use --engine loop")
     compiled = config.device == "cuda" if config.engine.compile == "auto" else config.engine.compile
     settled: dict[str, Any] = {"engine.name": engine, "engine.compile": compiled and engine == "stacked"}
     if engine == "flower":  # sites keep every round, and the server must not fall behind them
@@ -281,16 +288,34 @@ def _work(config: Config, method: Method) -> Work:
     )
 
 
-def _net(config: Config, factory: Make, shape: tuple[int, ...], classes: tuple[int, ...], seed: int) -> Net:
+def _few(samples: Samples, normalisation: Normalisation | None, stream: Stream) -> Tensor:
+    """Three samples as a network in training gets them, in the place and precision of one that is new."""
+    rows = np.resize(stream.clients[0].tasks[0].train, 3)
+    x = samples.take(torch.from_numpy(rows).to(samples.device), samples.scale(normalisation)).cpu()
+    return x.float() if x.is_floating_point() else x
+
+
+def _net(
+    config: Config,
+    factory: Make,
+    shape: tuple[int, ...],
+    classes: tuple[int, ...],
+    seed: int,
+    samples: Tensor | None,
+) -> Net:
     """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
     net = None
     for count in dict.fromkeys(classes):
         with blaming(None if factory in networks.MODELS.values() else rehearsal.own_model(factory)):
-            module = networks.build(factory, config.model.name, shape, count, start, **options)
-            small, net = net, Net(module, shape, count)
+            module = networks.build(factory, config.model.name, shape, count, start, samples, **options)
+            small, net = net, Net(module, shape, count, samples)
         if small is not None:
+            if net.frozen_sha256 != small.frozen_sha256:
+                raise UserError(
+                    f"model {config.model.name}: frozen parameters must be the same for every number of classes"
+                )
             net.initial = {name: grown(small.initial[name], p) for name, p in net.initial.items()}
     assert net is not None
     return net

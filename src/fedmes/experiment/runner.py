@@ -265,9 +265,9 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
         for k, plan in enumerate(federation.plans):
             if (ready := engine.predictor(s, k)) is None:
                 continue  # it lies with its site
-            client_dir.save_client(
-                folder / f"client{k}", config, prepared.source.dataset, federation.normalisation, plan, ready
-            )
+            about = config, prepared.source.dataset, federation.normalisation, plan, ready
+            frozen = prepared.method.net.frozen_sha256
+            client_dir.save_client(folder / f"client{k}", *about, frozen_sha256=frozen)
 
 
 def _write_readings(directory: Path, prepared: Prepared, engine: Engine, book: Book) -> None:

@@ -50,9 +50,9 @@ def _desk(name: str, prepared: Prepared, s: int, k: int, directory: Path, schedu
     dataset = prepared.source.dataset
 
     def save(ready: Tensors, position: int) -> None:
-        client_dir.save_client(
-            directory, config, dataset, federation.normalisation, site.plan, ready, position=position
-        )
+        about = config, dataset, federation.normalisation, site.plan, ready
+        frozen = prepared.method.net.frozen_sha256
+        client_dir.save_client(directory, *about, frozen_sha256=frozen, position=position)
 
     return Desk(name, directory, prepared.method, initial, site, save, scheduled=scheduled)
 

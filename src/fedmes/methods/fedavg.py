@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from fedmes.methods.base import Batch, Me, Method
 from fedmes.methods.losses import cross_entropy, scoped
@@ -54,11 +54,11 @@ class FedAvg(Method):
         def loss(params: Tensors) -> Tensor:
             return cross_entropy(self.net.logits(params, batch.x, key), batch.y, batch.mask, batch.scope)
 
-        return grad_and_value(loss)(params)
+        return self.net.gradient(loss, params)
 
     def two_gradients(self, params: Tensors, batch: Batch, mem: Batch, key: Tensor) -> tuple[Tensors, Tensors, Tensor]:
         """The gradients of a batch and of a memory batch (dropout off), and the batch's loss."""
-        if batch.x.shape != mem.x.shape:
+        if not self.net.mapped or batch.x.shape != mem.x.shape:
             (g, loss), (gm, _) = self.gradient(params, batch, key), self.gradient(params, mem, None)
             return g, gm, loss
         # Side by side: the weights are read once for both.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
@@ -51,7 +51,7 @@ class FedMeSPlus(FedAvg):
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         x, old = self.shown(batch.x, me.key + FROM_TASK), self.shown(mem.x, me.key + FROM_MEMORY)
         taught = self.net.logits(pick(st, "past.w"), x)
-        prior = self.options.balance * log_frequency(at(me.classes, me.position), me.seen, x.dtype)
+        prior = self.options.balance * log_frequency(at(me.classes, me.position), me.seen, taught.dtype)
 
         def loss(w: Tensors) -> Tensor:
             now, before = self.both_logits(w, x, old, me.key)
@@ -60,7 +60,7 @@ class FedMeSPlus(FedAvg):
             kept = distillation(taught, now, st["past.seen"], batch.mask, TEMPERATURE)
             return learned + replayed + self.options.teach * kept
 
-        g, value = grad_and_value(loss)(pick(st, "w"))
+        g, value = self.net.gradient(loss, pick(st, "w"))
         return self.descend(st, g, value, me)
 
     def shown(self, x: Tensor, key: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class FedMeSPlus(FedAvg):
 
     def both_logits(self, params: Tensors, x: Tensor, old: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Of a batch, and of a memory batch with dropout off."""
-        if x.shape != old.shape:
+        if not self.net.mapped or x.shape != old.shape:
             return self.net.logits(params, x, key), self.net.logits(params, old)
         # Side by side and not end to end: what dropout draws for a sample must not depend on the padding before it.
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from fedmes.errors import UserError
 from fedmes.methods.base import Batch, Me
@@ -114,7 +114,7 @@ class FedWeIT(FedAvg):
             ce = cross_entropy(self.net.logits(theta, batch.x, me.key), batch.y, batch.mask, block)
             return ce + self.penalty(w, st), ce
 
-        g, (_, ce) = grad_and_value(loss, has_aux=True)(pick(st, "w"))
+        g, (_, ce) = self.net.gradient(loss, pick(st, "w"), has_aux=True)
         return self.descend(st, g, ce, me)
 
     def weights(self, w: Tensors, st: Tensors, bc: Tensors, name: str) -> Tensor:
@@ -182,7 +182,7 @@ class FedWeIT(FedAvg):
         return put("w", theta | pick(st, "past.own")) | {"done": st["past.done"]}
 
     def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
-        logits = vmap(self.net.logits, in_dims=(0, None))(pick(ready, "w"), x)  # [T, B, C]: once for both scores
+        logits = self.net.logits_of_each(pick(ready, "w"), x)  # [T, B, C]
         # Not told, a task answers with classes that the client has there: of others its head has seen no sample.
         among = torch.where(task < 0, me.classes, me.blocks)
         inside = (among & scope & ready["done"][:, None])[:, None]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 
 from fedmes.methods.base import Batch, Me
 from fedmes.methods.fedavg import FedAvg
@@ -35,7 +34,7 @@ class FLwF(FedAvg):
 
     def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
         loss = self.loss(st, bc, batch, me)
-        g, value = grad_and_value(lambda w: loss(self.net.logits(w, batch.x, me.key)))(pick(st, "w"))
+        g, value = self.net.gradient(lambda w: loss(self.net.logits(w, batch.x, me.key)), pick(st, "w"))
         return self.descend(st, g, value, me)
 
 

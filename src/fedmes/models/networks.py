@@ -282,9 +282,11 @@ def build(
     shape: tuple[int, ...],
     classes: int,
     seed: int,
+    samples: Tensor | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A network with initial weights that depend on the seed alone, whatever was drawn before."""
+    """A network with initial weights that depend on the seed alone, whatever was drawn before. Lazy layers see their
+    sizes in the samples."""
     if factory in MODELS.values():
         _check_size(_call, name, factory, shape, classes, options)
     with torch.random.fork_rng(devices=[]):
@@ -294,7 +296,8 @@ def build(
             raise UserError(f"model {name}: {type(made).__name__} is not a torch.nn.Module")
         module: Any = made
         if any(is_lazy(p) for p in made.parameters()) and hasattr(module, "features"):
-            module.head(module.features(torch.zeros(1, *shape)))  # lazy layers draw their weights now
+            x = torch.zeros(1, *shape) if samples is None else samples
+            module.head(module.features(x))  # lazy layers draw their weights now
     return made
 
 

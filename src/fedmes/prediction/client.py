@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedmes.common import plugins
+from fedmes.common import keyed_random, plugins
 from fedmes.data.dataset import Dataset
 from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError
@@ -111,7 +111,8 @@ class Client:
         self._learned = _learned(about)
         with torch.no_grad():
             self._ready = put("w", stored.weights) | method.recall(stored.weights, self._store()) | stored.beside
-            self._explain(torch.zeros(1, *self.shape, dtype=dtype), -1)  # whatever does not fit shows now
+            nothing = np.zeros((1, *self.voters.x.shape[1:]), self.voters.x.dtype)
+            self._explain(self._normalised(nothing, np.zeros(1, np.int64)), -1)  # whatever does not fit shows now
 
     def as_dict(self) -> dict[str, Any]:
         """Who it is that predicts."""
@@ -175,7 +176,8 @@ class Client:
 
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
-        return inputs.samples(x, self.shape, pixels=self.normalisation is not None)
+        whole = self.voters.x.dtype == np.int64
+        return inputs.samples(x, self.shape, pixels=self.normalisation is not None, whole=whole)
 
     # --- the method's functions, as engines call them ----------------------------------------------------------------
 
@@ -220,15 +222,27 @@ def load_client(
     make_method = _resolve("method", config.method, method, METHODS, directory)
     shape, classes = tuple(about.shape), len(about.class_names)
 
+    x = stored.voters.x
+    samples = torch.from_numpy(np.resize(x, (3, *shape))) if x.dtype == np.int64 else None
+    start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
+
     def build() -> nn.Module:
-        return networks.build(make_model, config.model.name, shape, classes, 0, **networks.options(config))
+        return networks.build(make_model, config.model.name, shape, classes, start, samples, **networks.options(config))
 
     try:
         if model is None and config.model.name in networks.MODELS:
             with torch.device("meta"):  # its sizes, before anything is made of them
                 _compare(dict(build().named_parameters()), stored)
-        net = Net(build(), shape, classes)
+        module = build()
+        if about.frozen_sha256 is None:  # all was trained, whatever the module says now, and all is stored
+            module.requires_grad_(True)
+        net = Net(module, shape, classes, samples)
         _compare(net.initial, stored)
+        if net.frozen_sha256 != about.frozen_sha256:
+            raise UserError(
+                f"the frozen parameters of model {config.model.name} are not those that this client was trained with "
+                f"(SHA-256 {about.frozen_sha256}, here {net.frozen_sha256})"
+            )
         dtype = next(iter(stored.weights.values())).dtype
         return Client(stored, make_method(net.to(torch.device("cpu"), dtype), config))
     except UserError as error:

@@ -67,27 +67,27 @@ def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
         yield from (Item(str(at), None, pictures.counted(others)) for at, (_, others) in sorted_out.items() if others)
 
 
-def samples(x: Any, shape: tuple[int, ...], pixels: bool) -> NDArray[Any]:
+def samples(x: Any, shape: tuple[int, ...], pixels: bool, whole: bool = False) -> NDArray[Any]:
     """An array of one sample or of several, a picture (PIL), the path of one, or a list of such: as [B, ...].
 
-    `shape`: of a sample, as a network sees it; `pixels`: samples are uint8, else float32.
+    `shape`: of a sample, as a network sees it; `pixels`: samples are uint8; `whole`: int64, such as
+    token ids; else float32.
     """
     if isinstance(x, (list, tuple)):
         if not x:
             raise UserError("there is nothing to predict")
-        return np.concatenate([samples(one, shape, pixels) for one in x])
+        return np.concatenate([samples(one, shape, pixels, whole) for one in x])
     if isinstance(x, (str, Path)):
         path = Path(x)
         x = _load(path) if path.suffix.lower() in ARRAYS else pictures.read(path)
     if isinstance(x, Image.Image):
         return _picture(x, shape, pixels)
-    return _array(np.asarray(x), shape, pixels)
+    return _array(np.asarray(x), shape, "uint8" if pixels else "int64" if whole else "float32")
 
 
-def _array(x: NDArray[Any], shape: tuple[int, ...], pixels: bool) -> NDArray[Any]:
+def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
     if 0 in x.shape:
         raise UserError(f"there is nothing to predict in an array of shape {x.shape}")
-    kind = "uint8" if pixels else "float32"
     if x.dtype.kind != np.dtype(kind).kind or (kind == "uint8" and x.dtype != np.uint8):
         raise UserError(f"samples have type {x.dtype}; this client has learned from {kind}")
     with np.errstate(over="ignore"):
@@ -108,7 +108,7 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], pixels: bool) -> NDArray[Any
         hint = "; channels come last" if x.shape[1:] == shape else ""
         raise UserError(f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}{hint}")
     seen = (Image.fromarray(one[..., 0] if one.shape[2] == 1 else one) for one in x)
-    return np.concatenate([_picture(picture, shape, pixels) for picture in seen])
+    return np.concatenate([_picture(picture, shape, True) for picture in seen])
 
 
 def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray[Any]:

@@ -72,7 +72,8 @@ class About(BaseModel):
     learned: list[Count] | None = None  # which these are; None in files of old: all up to the last
     position: Count  # the task learned last, from 0
     memory_size: Count
-    normalisation: Statistics | None  # None: samples are float numbers, taken as they are
+    normalisation: Statistics | None  # None: samples are float or whole numbers, taken as they are
+    frozen_sha256: str | None = None  # of what in the module was not trained, and is not stored here either
     knn: dict[str, Any] | None = None  # only where a memory votes
     config: dict[str, Any]
 
@@ -139,10 +140,11 @@ def save_client(
     plan: Plan,
     ready: Tensors,
     *,
+    frozen_sha256: str | None = None,
     position: int | None = None,
 ) -> None:
-    """`position`: the task that was learned last; left out: the last one there is. Each file appears whole or not at
-    all, `client.json` last."""
+    """`frozen_sha256`: of the network (`Net`); `position`: the task that was learned last; left out: the last one there
+    is. Each file appears whole or not at all, `client.json` last."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a client remembers is its own business
     directory.chmod(0o700)
     last = plan.tasks - 1 if position is None else position
@@ -171,6 +173,7 @@ def save_client(
         position=last,
         memory_size=plan.capacity,
         normalisation=None if normalisation is None else _statistics(normalisation),
+        frozen_sha256=frozen_sha256,
         knn=config.knn.model_dump() | {"theta": float(ready["theta"])} if "theta" in ready else None,
         config=config.as_dict(),
     )
@@ -285,6 +288,8 @@ def _read_samples(path: Path, about: About, normalisation: Normalisation | None)
         if missing := [name for name in kinds if name not in found]:
             raise ValueError(f"there is no array {missing[0]}")
         count = found["y"].shape[:1]
+        if normalisation is None and found["x"].dtype == np.int64:
+            kinds["x"] = "int64"
         for name, kind in kinds.items():
             needed = (*count, *(sample if name == "x" else ()))
             if found[name] != Header(needed, np.dtype(kind)):

@@ -62,19 +62,18 @@ class Batches:
     def samples(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised samples, labels and mask of rows [seed, client, sample]."""
         real = rows.clamp(min=0)
-        x = self.data.x[real].to(self.data.dtype)
-        x = (x - self._of(real, self.offset, x.ndim)) / self._of(real, self.divisor, x.ndim)
-        if x.ndim == 6:
-            x = x.permute(0, 1, 2, 5, 3, 4)
+        x = self.data.stored(real)
+        if not self.data.whole:
+            x = (x.to(self.data.dtype) - self._of(real, self.offset)) / self._of(real, self.divisor)
         return x, self.data.y[real], (rows >= 0).to(self.data.dtype)
 
-    def _of(self, rows: Tensor, table: Tensor, dimensions: int) -> Tensor:
+    def _of(self, rows: Tensor, table: Tensor) -> Tensor:
         """Each row's entry of [seed, source, channel], to stand beside samples."""
         if self.data.source is None:
-            return table.reshape(len(table), *(1 for _ in range(dimensions - 2)), -1)
-        seed = torch.arange(len(table), device=table.device)[:, None, None]
-        channels = table[seed, self.data.source[rows]]
-        return channels.reshape(*rows.shape, *(1 for _ in range(dimensions - 4)), table.shape[-1])
+            entries = table[:, None]
+        else:
+            entries = table[torch.arange(len(table), device=table.device)[:, None, None], self.data.source[rows]]
+        return entries[..., None, None] if self.data.x.ndim == 4 else entries
 
     def batch(self, numbers: Numbers, me: Me) -> Batch:
         """Samples as training at each client's position sees them."""

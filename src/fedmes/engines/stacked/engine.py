@@ -60,6 +60,8 @@ class StackedEngine:
         self.seeds, self.clients = len(self.plans), len(self.plans[0])
         self.batches = Batches(samples, federations, method.config.train.scope)
         self.readings = {"": method, **(readings or {})}
+        for each_method in self.readings.values():
+            each_method.net.mapped = True
         self.learned = np.full((self.seeds, self.clients), -1)
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
@@ -87,8 +89,10 @@ class StackedEngine:
             memory=max(plan.memory_width for plan in plans),
         )
         longest = max(timetable.length_for(row, self.widths.slots) for row in one_lane)
-        # A module serves one thread at a time, so every lane has a method (and network) of its own.
-        methods = [method, *(copy.deepcopy(method) for _ in range(lanes - 1))]
+        # A module serves one thread at a time, so every lane has a method (and network) of its own; what nobody trains
+        # is there once.
+        frozen = [p for part in method.net.frozen for p in part.parameters()]
+        methods = [method, *(copy.deepcopy(method, {id(p): p for p in frozen}) for _ in range(lanes - 1))]
         shared = (self.batches, self.widths, longest, self.state, self.me, self.server)
         self.lanes = [Lane(own, *shared) for own in methods]
         self.active = torch.ones(self.seeds, self.clients, dtype=torch.bool, device=self.device)
