@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
@@ -59,18 +60,27 @@ def client_score(
     for task in range(position + 1):
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
-        ways = (site.seen[position], _like(me.position, -1)), (choice[task], _like(me.position, task))
+        scopes = torch.stack([site.seen[position], choice[task]])
+        told = _like(me.position, [-1, task])
         right: Tensors = {}
         for x, y in site.test_chunks(task):
-            said = [method.predict(ready, x, *way, me) for way in ways]
-            both = {kind: torch.stack([is_right(p[kind], y).sum() for p in said]) for kind in said[0]}
-            right = _add(right, both)
-            lost = lost or any(bool(undefined(p["acc"]).any()) for p in said)
+            said = _said(method, ready, x, scopes, told, me)
+            right = _add(right, {kind: is_right(p, y).sum(-1) for kind, p in said.items()})
+            lost = lost or bool(undefined(said["acc"]).any())
         for kind, counts in right.items():
             row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
             oblivious, masked = (counts.double() / len(site.plan.test[task])).tolist()
             row[task] = (oblivious, masked)
     return rows, lost
+
+
+def _said(method: Method, ready: Tensors, x: Tensor, scopes: Tensor, tasks: Tensor, me: Me) -> Tensors:
+    """Class probabilities [scope, sample, class]. Mapped, only what depends on the scope is computed for each; a
+    network that cannot be mapped runs for each."""
+    if method.net.mapped:
+        return vmap(method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, tasks, me)
+    each = [method.predict(ready, x, scope, task, me) for scope, task in zip(scopes, tasks, strict=True)]
+    return {kind: torch.stack([said[kind] for said in each]) for kind in each[0]}
 
 
 class LoopEngine:
