@@ -47,6 +47,7 @@ CELLS = [
         engine = tiny["engine"] | {"name": name}
         runs[name] = fedmes.run(model=Small, method=Half, out=name, **tiny | {"engine": engine})
     made = fedmes.run(model=small, method="fedavg", out="made", **tiny)
+    runs["in its own place"] = fedmes.run(model=Small, method=Half, resume=True, **tiny)
     """,
     """
     client = fedmes.load_client("loop/seed0/client0", model=Small, method=Half)
@@ -88,9 +89,10 @@ def told(tmp_path_factory):
 
 
 def test_a_model_and_a_method_of_a_cell_train_in_both_engines(told):
-    loop, stacked = (np.array(told["acc"][engine]) for engine in ("loop", "stacked"))
+    loop, stacked, unplaced = (np.array(acc) for acc in told["acc"].values())
     assert loop.shape == (1, 2, 2, 2) and np.isfinite(loop[:, :, 1]).all()
     np.testing.assert_array_equal(loop, stacked)
+    np.testing.assert_array_equal(loop, unplaced)
     assert told["config"] == ["<python>.py:small", "<python>.py:Half", "<python>.py:Small"]
 
 

@@ -50,7 +50,7 @@ def run(
     check_trust(config, asked.values(), trust)
     directory = Path(out) if out else None
     if resume:
-        config = as_stored(config, directory, trust)
+        config = as_stored(config, directory, trust, given)
     result = execute(prepare(config, given), directory, on_progress, resume, again=again)
     if result.reused:
         warnings.warn(f"{result.directory}: this run is finished, and its result is reused", stacklevel=2)
@@ -126,9 +126,11 @@ def extended(
     return configuration.stored(content, directory), state
 
 
-def as_stored(config: Config, directory: Path | None, trust: bool = False) -> Config:
+def as_stored(
+    config: Config, directory: Path | None, trust: bool = False, given: Mapping[str, Callable[..., Any]] | None = None
+) -> Config:
     """The configuration that a directory's run was begun with, which must have all that is asked for now."""
-    directory = directory or default_directory(prepare(config).config)
+    directory = directory or default_directory(prepare(config, given).config)
     stored = run_dir.stored_config(directory)
     if stored is None:
         return config
