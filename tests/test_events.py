@@ -61,7 +61,7 @@ def test_a_second_attempt_replaces_the_events_of_the_first(tmp_path):
     run(tmp_path, "--tensorboard")
     once = events(tmp_path / "tensorboard/seed0")
     (tmp_path / "result.json").unlink()
-    run(tmp_path, "--tensorboard")
+    run(tmp_path, "--tensorboard", "--again")
     again = events(tmp_path / "tensorboard/seed0")
     assert len(list((tmp_path / "tensorboard/seed0").iterdir())) == 2
     assert again["round/loss"] == once["round/loss"]
