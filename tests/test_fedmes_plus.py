@@ -17,6 +17,8 @@ from fedmes.tensors import pick
 from test_properties import TINY, Run, assert_same
 from test_vectors import close, doubles
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 SEEN = torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.bool)
 CURRENT = torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.bool)
 

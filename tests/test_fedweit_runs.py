@@ -14,6 +14,8 @@ from fedmes.tensors import pick, put
 from test_properties import TINY
 from test_stacked import assert_equal_runs, engines, prepared_with
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 
 class Trail:
     """A run in float64: every client's and the server's whole state after each round, before and after scoring."""

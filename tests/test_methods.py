@@ -29,6 +29,8 @@ from fedmes.tensors import distance, pick, put
 from test_properties import TINY, Run, assert_same, assert_same_training, moved, predictions
 from test_vectors import RECEIVED, G, W, close, doubles, one, points
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 ME = SimpleNamespace(lr=doubles(0.1)[0], key=torch.tensor(0), seen=torch.ones(3, dtype=torch.bool))
 
 

@@ -19,6 +19,8 @@ from fedmes.scenario.plan import Plan, Work
 from fedmes.scenario.stream import Client, Task, assemble
 from fedmes.tensors import pick
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 TINY = {
     "benchmark": "synthetic",
     "clients": 3,
