@@ -1,0 +1,126 @@
+"""The README's and the docs' promises, run as they stand."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmes import config
+from fedmes.cli import app as cli
+from helpers.waiting import HANGS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_snippet_of_the_readme_runs(tmp_path):
+    """Each Python block is saved under the name in its first line; then the commands that use them are run."""
+    text = (ROOT / "README.md").read_text()
+    snippets = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL))
+    assert set(snippets) == {"make_data.py", "my_model.py", "my_method.py", "from_python.py"}
+    for name, code in snippets.items():
+        (tmp_path / name).write_text(code)
+    commands = [c for c in re.findall(r"```bash\n(.*?)\n```", text) if c.startswith("fedmes run --")]
+    assert len(commands) == 3
+    small = " --rounds 1 --epochs 1 -q"
+    lines = ["python make_data.py", *(c + small for c in commands), "python from_python.py"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for line in lines:
+        done = subprocess.run(
+            line,
+            shell=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PATH": path},
+            timeout=HANGS,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), line
+
+
+def test_every_option_is_documented():
+    documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE))
+    assert documented == set(config.option_names())
+
+
+PAGES = {"quick-start": 5, "own-data": 3, "own-model": 3, "own-method": 4, "reproduce": 3}
+SMALLER = {
+    "run": "--clients 2 --rounds 1 --epochs 1 -q", "compare": "--clients 2 --seeds 0 --rounds 1 --epochs 1 -q",
+    "reproduce": "--seeds 0 --clients 2 --set rounds=1 --set epochs=1 -q", "report": "-q", "list": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
+    """Python blocks are saved under the name in their first line, then the page's commands run in order, made small."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / f"docs/{page}.md").read_text()
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        Path(name).write_text(code)
+    for place, size in enumerate((30, 40, 36, 50)):  # photos of two sites, of different sizes
+        folder = Path("photos", f"site{place % 2}", "one", "train", f"class{place // 2}")
+        folder.mkdir(parents=True)
+        for number in range(3):
+            pixels = np.random.RandomState(place + number).randint(0, 255, (size, size), np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines() if not line.startswith("pip ")]
+    assert len(commands) == PAGES[page]
+    for command in commands:
+        program, *words = shlex.split(command)
+        if program == "python":
+            runpy.run_path(words[0], run_name="__main__")
+            continue
+        assert program == "fedmes"
+        smaller = shlex.split(SMALLER[words[0]])
+        if "--data" in words:
+            smaller = smaller[2:]  # own data brings its clients
+        cli.app([*words, *smaller], standalone_mode=False)
+    assert capsys.readouterr().out
+
+
+def test_every_link_of_the_docs_leads_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        inline = re.findall(r'\]\(([^)#\s]+)(?: "[^"]*")?\)', text)
+        references = dict(re.findall(r"^\[(r\d+)\]: (\S+)", text, re.M))
+        assert set(re.findall(r"\]\[(r\d+)\]", text)) == set(references), page.name
+        for link in [*inline, *references.values()]:
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_index():
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert pages == set(re.findall(r"\]\((\S+\.md)\)", (ROOT / "docs/index.md").read_text()))
+
+
+@pytest.mark.parametrize("page", ["glossary.md", "architecture.md"])
+def test_what_a_page_names_is_there(page):
+    """Files of the package, and options."""
+    named = re.findall(r"`([^`]+)`", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    files = {name for name in named if name.endswith(".py") and "/" in name and " " not in name}
+    assert files
+    for name in files:
+        assert (ROOT / "src/fedmes" / name).exists() or (ROOT / name).exists(), name
+    options = set(config.option_names())
+    sections = {name.partition(".")[0] for name in options if "." in name}
+    for name in named:
+        option = name.partition("=")[0]
+        if (
+            re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]+", option)
+            and not option.endswith((".npz", ".json"))
+            and option.partition(".")[0] in sections
+        ):
+            assert option in options, name
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    command = re.search(r"^pip install -e .*pytest.*$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
+    assert f"\n{command} || exit 1\n" in (ROOT / ".ci/run").read_text()
+    assert command in (ROOT / "CONTRIBUTING.md").read_text()

@@ -1,0 +1,158 @@
+"""The real thing: a SuperLink with TLS and node keys, SuperNodes under a supervisor, and SIGKILL.
+
+One federation for all of it, since Flower takes its time: runs on the same sites keep apart by `federation.name`.
+"""
+
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
+
+from fedmes import config
+from fedmes.deployment import local, site
+from fedmes.deployment.certificates import make_server
+from fedmes.deployment.local import Federation
+from fedmes.errors import FederationError
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint, run_dir
+from helpers.waiting import HANGS, until
+
+TINY = {
+    "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "mlp",
+    "model.width": 6, "memory.size": 6, "synthetic.classes": 2, "synthetic.train": 12, "synthetic.test": 4,
+    "data.image_size": 4, "server.min_clients": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sites")
+    folders = [root / f"site{k}" for k in range(2)]
+    for k, folder in enumerate(folders):
+        site.create(folder, str(k), {"client": k})
+    return folders
+
+
+@pytest.fixture(scope="module")
+def federation(sites, tmp_path_factory):
+    with Federation(tmp_path_factory.mktemp("federation") / "flower", sites) as running:
+        yield running
+        supervisor, ports = running.supervisor, running.ports()
+        assert len(supervisor.pids()) >= 3 and listening(ports[0])
+    assert supervisor.pids() == []
+    assert not any(map(listening, ports))
+
+
+def listening(port):
+    with socket.socket() as mine:
+        return mine.connect_ex(("127.0.0.1", port)) == 0
+
+
+def asked(tmp_path, method, name, **more):
+    """What `flwr run` is given, and the same run in the loop engine."""
+    options = config.load(None, TINY | {"method": method, "federation.name": name} | more)
+    file = tmp_path / "config.toml"
+    file.write_text(options.to_toml({}))
+    want = runner.execute(prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
+    return {"config": str(file), "out": str(tmp_path / "out")}, want
+
+
+def same(tmp_path, want, sites, name):
+    got = run_dir.load(tmp_path / "out")
+    for kind, table in want.accuracy.items():
+        np.testing.assert_array_equal(table, got.accuracy[kind])
+    loop = tmp_path / "loop" / "seed0"
+    assert (tmp_path / "out/seed0/global.safetensors").read_bytes() == (loop / "global.safetensors").read_bytes()
+    for k, folder in enumerate(sites):
+        mine = folder / name / "model.safetensors"
+        assert mine.read_bytes() == (loop / f"client{k}" / "model.safetensors").read_bytes()
+    return got
+
+
+def rounds_done(out: Path) -> int:
+    try:
+        return len((out / "progress.jsonl").read_text().splitlines())
+    except FileNotFoundError:
+        return 0
+
+
+def until_round(out: Path, count: int) -> None:
+    until(lambda: rounds_done(out) >= count, f"round {count}")
+
+
+def strangers(federation, sites, tmp_path):
+    """SuperNodes that must stay outside: what they should say, and where they say it."""
+    site.create(tmp_path / "stranger", "stranger", {"client": 0})
+    (tmp_path / "other").mkdir()
+    authority, other = federation.folder / "tls/ca.crt", make_server(tmp_path / "other").authority
+    address = ["--superlink", f"127.0.0.1:{federation.ports()[0]}"]
+    key = "--auth-supernode-private-key"
+    attempts = {
+        "Failed to activate": [*address, "--root-certificates", authority, key, tmp_path / "stranger/key"],
+        "must be registered": [*address, "--root-certificates", authority],
+        "CERTIFICATE_VERIFY_FAILED": [*address, "--root-certificates", other, key, sites[0] / "key"],
+    }
+    for reason, arguments in attempts.items():
+        (home := tmp_path / reason).mkdir()
+        command = [local.script("flower-supernode"), *map(str, arguments), "--port", str(local.free_ports(1)[0])]
+        federation.supervisor.keep(reason, command, home / "log", local.environment(home), restart=False)
+        yield reason, home / "log"
+
+
+def test_equal_to_the_loop_and_closed_to_strangers(federation, sites, tmp_path):
+    refused = dict(strangers(federation, sites, tmp_path))
+    run, want = asked(tmp_path, "fedmes", "first")
+    assert federation.run(timeout=HANGS, **run) == "completed"
+    got = same(tmp_path, want, sites, "first")
+    assert got.config.engine.name == "flower" and not [note for note in got.notes if "times" in note]
+    stream = (federation.log / "run1.log").read_text()
+    assert "\nfedmes: round 2: 0, 1; accuracy so far 0 " in stream
+    assert f"\nfedmes: finished, the result is in {tmp_path / 'out'}\n" in stream
+    for reason, log in refused.items():
+        until(lambda name=reason: not federation.supervisor.alive(name), reason)
+        assert federation.supervisor.status(reason) == 1 and reason in log.read_text()
+    with pytest.raises(FederationError, match="Invalid run configuration"):
+        federation.run(HANGS, colour="blue")
+
+
+def test_a_superlink_that_is_killed(federation, sites, tmp_path):
+    """A new run goes on from the server's checkpoint, to the same bits."""
+    run, want = asked(tmp_path, "fedweit", "second", rounds=2)
+    federation.submit(**run)
+    until_round(tmp_path / "out", 1)
+    federation.supervisor.kill("superlink")
+    assert federation.wait(timeout=HANGS) == "lost"
+    before = rounds_done(tmp_path / "out")
+    assert before < 4  # or nothing was interrupted
+    federation.start_superlink()
+    assert federation.run(timeout=HANGS, **run) == "completed"
+    same(tmp_path, want, sites, "second")
+    assert json.loads((tmp_path / "out/progress.jsonl").read_text().splitlines()[-1])["rounds_done"] == 4
+
+
+def test_a_supernode_that_is_killed(federation, sites, tmp_path):
+    """The other one ends the round; the supervisor brings it back, which the next round waits for, and it finds its
+    model and memory where it left them."""
+    run, _ = asked(tmp_path, "fedmes", "third", tasks=3)
+    federation.submit(**run)
+    until_round(tmp_path / "out", 1)
+    starts = federation.supervisor.starts("site1")
+    federation.supervisor.kill("site1")
+    _, before = checkpoint.latest(sites[1] / "third")
+    assert (before["attended"], before["begun"]) == (1, 0)
+    assert federation.wait(timeout=HANGS) == "completed"
+    got = run_dir.load(tmp_path / "out")
+    assert federation.supervisor.starts("site1") > starts
+    rows = {(int(row["client"]), int(row["task"])) for row in got.rounds}
+    assert rows >= {(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)}
+    assert np.isfinite(got.acc[0, 0, 2]).all() and np.isfinite(got.acc[0, 1, 2, [0, 2]]).all()
+    tensors, about = checkpoint.latest(sites[1] / "third")
+    assert about["attended"] == len([row for row in got.rounds if row["client"] == "1"]) >= 2
+    memory = np.load(sites[1] / "third" / "memory.npz")
+    assert {0, 2} <= set(memory["task"].tolist())  # of the first task too
+    assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())

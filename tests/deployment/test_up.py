@@ -1,0 +1,119 @@
+"""`fedmes federation up` at a terminal. Flower's processes are in test_federation.py; here the server and its
+sites run in one process, and everything else is what the command really does."""
+
+import json
+import os
+import pty
+import re
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedmes import report
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
+
+# The command with the two halves of Flower's app called directly, as its processes would call them.
+COMMAND = """
+import shutil, sys
+from pathlib import Path
+from flwr.app import Context, RecordDict
+from helpers import inprocess
+from fedmes.cli.app import main
+from fedmes.deployment import app, up
+
+
+class Federation:
+    def __init__(self, folder, sites):
+        self.sites, self.log = sites, folder / "log"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, **given):
+        self.given = given
+        if Path("late").is_dir():  # arrives after everybody has agreed
+            shutil.copytree("late", "data", dirs_exist_ok=True)
+
+    def wait(self, meanwhile):
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=self.given)
+        app.main(inprocess.at_sites(self.sites), context)
+        meanwhile()
+        return "completed"
+
+
+up.Federation = Federation
+sys.argv[0] = "fedmes"
+main()
+"""
+TINY = [
+    "--benchmark", "synthetic", "--sites", "2", "--tasks", "2", "--rounds", "1", "--epochs", "1", "--model", "linear",
+    "--set", "synthetic.train=12", "--set", "synthetic.test=4", "--set", "data.image_size=4",
+]  # fmt: skip
+
+
+def at_a_terminal(arguments, folder):
+    """Exit status and all that is shown, without colours."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ |= {"TERM": "xterm", "COLUMNS": "160", "PYTHONPATH": os.pathsep.join(sys.path)}
+        os.execv(sys.executable, [sys.executable, "-c", COMMAND, *arguments])
+    shown = b""
+    while True:
+        try:
+            piece = os.read(terminal, 1 << 16)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(terminal)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+
+
+def test_the_bar_moves_on_a_terminal(tmp_path):
+    status, shown = at_a_terminal(["federation", "up", *TINY, "--out", "here"], tmp_path)
+    assert status == 0, shown
+    assert "task 2/2, round 1/1, accuracy so far" in shown
+    assert f"result: {tmp_path / 'here'}" in shown
+    assert len((tmp_path / "here/progress.jsonl").read_text().splitlines()) == 2
+
+
+def draw(folder, count, value):
+    folder.mkdir(parents=True)
+    for n in range(count):
+        Image.fromarray(np.full((4, 4), value + n, np.uint8)).save(folder / f"{n}.png")
+
+
+def task(folder, classes):
+    for value, label in enumerate(classes):
+        for part, count in (("train", 4), ("test", 2)):
+            draw(folder / part / label, count, 60 * value)
+
+
+def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
+    """A new class comes to one of two sites: the status, the stream, the table and result.json say so."""
+    for name in ("north", "south"):
+        task(tmp_path / "data" / name / "t1", ("cat", "dog"))
+    task(tmp_path / "late" / "south" / "t2", ("cat", "emu"))
+    options = ["--data", "data", "--rounds", "1", "--epochs", "1", "--model", "linear"]
+    status, shown = at_a_terminal(["federation", "up", *options, "--out", "here"], tmp_path)
+    assert status == 3, shown
+    result = json.loads((tmp_path / "here/result.json").read_text())
+    ((name, reason),) = result["sites_left_out"].items()
+    assert name == "south" and "class emu is not among the federation's" in reason
+    assert f"{name}: {reason}" in result["notes"]
+    lines = " ".join(shown.split())
+    assert lines.count(f"site left out: south ({reason})") == 1 and f"note: south: {reason}" not in lines
+    report.write([tmp_path / "here"], tmp_path / "page.html")
+    assert "site left out: south (" in (tmp_path / "page.html").read_text()
+    assert f"fedmes: site south is left out: {reason}" in lines
+    assert f"fedmes: round 1: north; missing south ({reason}); accuracy so far north " in lines
+    assert f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})" in lines

@@ -1,0 +1,248 @@
+"""The stacked engine gives what the loop gives: for every method, in every awkward situation."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmes
+from fedmes import config
+from fedmes.engines.capacity import activation_bytes, replicas_that_fit
+from fedmes.experiment.prepare import prepare
+from fedmes.methods import METHODS
+from fedmes.methods.fedavg import FedAvg
+from helpers.engine_runs import (
+    AWKWARD,
+    assert_equal_runs,
+    assert_equal_states,
+    engines,
+    prepared_with,
+)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_whole_runs_are_equal(method):
+    """Staggered, which is harder than lock step; with few samples, since the loop takes its time."""
+    assert_equal_runs(prepared_with({"method": method, "stream.frac": 5}, staggered=True))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmes"])
+def test_whole_runs_in_lock_step_are_equal(method):
+    assert_equal_runs(prepared_with({"method": method}))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_weights_are_equal_after_a_round_in_float32(method):
+    prepared = prepared_with({"method": method, "engine.precision": "float32", "optim.name": "sgd"})
+    loop, stacked = engines(prepared)
+    loop.round(0), stacked.round(0)
+    assert_equal_states(loop, stacked, 1e-5)
+
+
+@pytest.mark.parametrize("stack", [1, 3, 6])
+def test_chunks_change_nothing(stack):
+    assert_equal_runs(prepared_with({}, staggered=True), stack)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_lanes_change_nothing(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        prepared = prepared_with({})
+        assert len(engines(prepared)[1].lanes) == threads
+        assert_equal_runs(prepared)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"knn.theta": "tuned"},
+        {"knn.theta": "tuned", "stream.classes_min": 1, "stream.classes_max": 1, "stream.cap": 1},  # one sample
+        {"knn.memory": "before", "knn.kernel": "exp_d2"},
+        {"train.scope": "block"},
+        {"train.scope": "tasks", "stream.classes_max": 3, "eval.told": "block"},
+        {"train.scope": "all", "optim.name": "sgd"},
+        {"fedmes.start": "continue", "fedmes.lambda": 0.5},
+        {"memory": 0},
+        {"fedmes.correction": "agem_margin", "rounds": 1},
+        {"method": "fedmes-plus", "model": "cnn2", "model.width": 6, "data.image_size": 8, "synthetic.channels": 3},
+        {"method": "knn-per", "knnper.store": "all", "knn.theta": "tuned", "rounds": 1},
+        {"model": "linear", "model.width": None, "model.dropout": 0.0},
+        {"model": "cnn2", "model.width": 6, "data.image_size": 5, "synthetic.channels": 2, "knn.features": "conv"},
+    ],
+    ids=str,
+)
+def test_options_are_equal(options):
+    options = {key: value for key, value in options.items() if value is not None}
+    base = dict(AWKWARD)
+    if options.get("model") == "linear":
+        base.pop("model.width")
+    prepared = prepare(config.load(None, base | options))
+    assert_equal_runs(prepared)
+
+
+def test_seeds_together_equal_seeds_alone(tmp_path):
+    options = {key: value for key, value in AWKWARD.items() if key != "seeds"} | {"engine": "stacked"}
+    together = fedmes.run(**options, seeds=[0, 1, 2], out=tmp_path / "all")
+    for i, seed in enumerate((0, 1, 2)):
+        alone = fedmes.run(**options, seeds=[seed], out=tmp_path / str(seed))
+        for name, table in together.accuracy.items():
+            np.testing.assert_array_equal(table[i], alone.accuracy[name][0])
+
+
+class Broken(FedAvg):
+    """Client 1 uploads NaN."""
+
+    def upload(self, st, me):
+        return {name: torch.where(me.client == 1, torch.nan, t) for name, t in super().upload(st, me).items()}
+
+
+def test_an_update_that_is_not_finite_is_left_out():
+    assert_equal_runs(prepared_with({}, own={"method": Broken}))
+
+
+def test_compiled_equals_plain():
+    """torch.compile on this machine's compiler; the same numbers to rounding."""
+    prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 2, "model.width": 6})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        loop, stacked = engines(prepared, compiled=True)
+        for g in range(4):
+            loop.round(g), stacked.round(g)
+    if stacked.notes:
+        pytest.skip(f"no working compiler here: {stacked.notes[0]}")
+    assert stacked.compile_seconds > 0
+    assert_equal_states(loop, stacked, 1e-8)
+
+
+def test_a_compiler_that_fails_is_named_and_done_without(monkeypatch, tmp_path):
+    def broken(*arguments, **options):
+        raise RuntimeError("no compiler in sight")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    options = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "model": {"name": "mlp", "width": 4}}
+    with pytest.warns(RuntimeWarning, match="no compiler in sight"):
+        result = fedmes.run(**options, engine={"name": "stacked", "compile": True}, out=tmp_path / "a")
+    assert any("no compiler in sight" in note for note in result.notes)
+    plain = fedmes.run(**options, engine={"name": "stacked", "compile": False}, out=tmp_path / "b")
+    np.testing.assert_array_equal(result.acc, plain.acc)
+
+
+class Grouped(nn.Module):
+    """A convolution with GroupNorm."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(shape[0], 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Tanh())
+        self.head = nn.Linear(4 * math.prod(shape[1:]), classes)
+
+    def features(self, x):
+        return self.body(x)
+
+
+def test_a_module_of_ones_own():
+    base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
+    prepared = prepare(config.load(None, base | {"model": "own.py:Grouped"}), {"model": Grouped})
+    assert_equal_runs(prepared)
+
+
+def test_auto_takes_the_engine_that_the_docs_say():
+    small = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "device": "cpu"}
+    chosen = {}
+    for model in ("linear", "mlp", "cnn2", "cnn6"):
+        chosen[model] = prepare(config.load(None, small | {"model": model})).config.engine
+    assert {model: engine.name for model, engine in chosen.items()} == {
+        "linear": "stacked", "mlp": "stacked", "cnn2": "loop", "cnn6": "loop",
+    }  # fmt: skip
+    assert chosen["mlp"].compile is False
+    assert chosen["mlp"].stack == 2
+
+
+def test_the_stack_is_estimated_from_memory(monkeypatch):
+    prepared = prepared_with({"memory": 9, "engine": "stacked"})
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    assert replicas_that_fit(*parts) == 8
+    monkeypatch.setattr("fedmes.engines.capacity.free_bytes", lambda device: 1_000_000)
+    few = replicas_that_fit(*parts)
+    assert few in (1, 2, 4)
+    assert not any(p.requires_grad for p in prepared.method.net.initial.values())
+
+
+def test_activations_are_counted_without_the_weights():
+    """linear saves its input alone: 64 doubles a sample."""
+    base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
+    prepared = prepare(config.load(None, base | {"model": "linear"}))
+    assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 falls back, and torch says so at length
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_other_precisions_run(tmp_path, precision):
+    options = {"clients": 2, "tasks": 2, "rounds": 1, "epochs": 2, "model": {"name": "mlp", "width": 16}}
+    result = fedmes.run(**options, engine={"precision": precision}, out=tmp_path / precision)
+    exact = fedmes.run(**options, out=tmp_path / "float32")
+    assert result.as_dict()["precision"] == precision
+    assert result.metrics["masked"]["acc_all"]["mean"] == pytest.approx(
+        exact.metrics["masked"]["acc_all"]["mean"], abs=0.1
+    )
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Rows(nn.Module):
+    """An LSTM over the rows of an image: torch has no rule to map it without a gradient."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.lstm = nn.LSTM(shape[2], 5, batch_first=True)
+        self.head = nn.Linear(5, classes)
+
+    def features(self, x):
+        return self.lstm(x[:, 0])[0][:, -1]
+
+
+def test_a_network_that_cannot_be_stacked_is_trained_by_the_loop(tmp_path):
+    options = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1}
+    result = fedmes.run(**options, model=Rows, out=tmp_path / "out")
+    assert result.config.engine.name == "loop"
+    with pytest.raises(fedmes.UserError, match="use --engine loop"):
+        fedmes.run(**options, model=Rows, engine="stacked", out=tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def test_lanes_compile_apart_and_as_they_will_run(monkeypatch):
+    """torch counts recompilations by code object and guards on the number of threads: neither may build up."""
+    seen = []
+
+    def compile_nothing(function, **options):
+        seen.append((function.__func__.__code__, torch.get_num_threads()))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 1, "model.width": 6})
+        loop, stacked = engines(prepared, compiled=True)
+        loop.round(0), stacked.round(0)
+    finally:
+        torch.set_num_threads(before)
+    assert len({id(code) for code, _ in seen}) == len(seen) == 2
+    assert [threads for _, threads in seen] == [1, 1]
+    assert_equal_states(loop, stacked, 1e-8)
+
+
+def test_tasks_that_arrive_at_different_times():
+    """Also rounds in which nobody has anything to do, and seeds that take longer than others."""
+    prepared = prepared_with(
+        {"method": "fedmes", "stream.arrival": "staggered", "clients": 2, "memory": 9, "rounds": 3}
+    )
+    assert any((f.stream.position < 0).all(axis=1).any() for f in prepared.federations)
+    assert len({len(f.stream.position) for f in prepared.federations}) == 2
+    assert_equal_runs(prepared)

@@ -1,0 +1,75 @@
+"""Shared by several files of tests: engine runs."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fedmes import config
+from fedmes.engines.client_data import Federation
+from fedmes.engines.loop import LoopEngine
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment.prepare import prepare
+from fedmes.scenario.plan import Plan
+
+# Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to four classes.
+AWKWARD = {
+    "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 7, "seeds": [0, 5],
+    "memory": [0, 3, 9, 60], "memory.per_task": 5, "memory.batch": 6, "model": "mlp", "model.width": 12,
+    "model.dropout": 0.3, "synthetic.classes": 4, "synthetic.train": 60, "synthetic.test": 9, "stream.frac": 9,
+    "engine.precision": "float64",
+}  # fmt: skip
+
+
+# Client 0 drops out of a round, client 1 comes late, client 2 misses its second task, client 3 is done early.
+POSITION = [[0, -1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 2], [2, 1, 2, 2], [2, 2, 2, -1]]
+
+
+ACTIVE = [[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
+
+
+def prepared_with(options, staggered=False, own=None):
+    prepared = prepare(config.load(None, AWKWARD | options), own)
+    if not staggered:
+        return prepared
+    federations = []
+    for f in prepared.federations:
+        stream = dataclasses.replace(f.stream, position=np.array(POSITION), active=np.array(ACTIVE))
+        plans = [Plan(stream, k, plan.capacity, plan.work, prepared.source.dataset.y) for k, plan in enumerate(f.plans)]
+        federations.append(Federation(stream, plans, f.initial, f.normalisation))
+    return dataclasses.replace(prepared, federations=federations)
+
+
+def engines(prepared, stack=1000, compiled=False):
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    return LoopEngine(*parts), StackedEngine(*parts, stack, compiled)
+
+
+def assert_equal_states(loop, stacked, rtol):
+    for s, row in enumerate(loop.clients):
+        for name, value in loop.servers[s].items():
+            torch.testing.assert_close(stacked.server[name][s], value, rtol=rtol, atol=rtol)
+        for k, st in enumerate(row):
+            assert set(st) == set(stacked.state)
+            for name, value in st.items():
+                torch.testing.assert_close(stacked.state[name][s, k], value, rtol=rtol, atol=rtol)
+
+
+def assert_equal_runs(prepared, stack=1000):
+    """Rows, scores and weights of whole runs in float64."""
+    loop, stacked = engines(prepared, stack)
+    for g in range(max(len(f.stream.position) for f in prepared.federations)):
+        for mine, theirs in zip(stacked.round(g), loop.round(g), strict=True):
+            fixed = ("seed", "client", "position", "index", "up_bytes", "down_bytes", "left_out")
+            assert [getattr(mine, name) for name in fixed] == [getattr(theirs, name) for name in fixed]
+            assert mine.report == pytest.approx(theirs.report, rel=1e-8)
+        for mine, theirs in zip(stacked.evaluate(g), loop.evaluate(g), strict=True):
+            assert (mine.seed, mine.client, mine.position) == (theirs.seed, theirs.client, theirs.position)
+            for kind, accuracy in theirs.accuracy.items():
+                np.testing.assert_array_equal(mine.accuracy[kind], accuracy)
+    assert_equal_states(loop, stacked, 1e-8)
+    for s, k in np.ndindex(stacked.seeds, stacked.clients):
+        mine, theirs = stacked.predictor(s, k), loop.predictor(s, k)
+        for name, value in theirs.items():
+            torch.testing.assert_close(mine[name], value, rtol=1e-8, atol=1e-8)

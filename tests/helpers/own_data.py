@@ -1,0 +1,50 @@
+"""Shared by several files of tests: own data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedmes.errors import UserError
+from fedmes.scenario.own import open_own
+
+N = 24  # samples of the default table: two clients with two tasks, three samples of each of two classes
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def columns(**changes):
+    """A good table; None leaves an array out."""
+    content = {
+        "x": rng().integers(0, 256, (N, 4, 4, 3)).astype(np.uint8),
+        "y": np.tile([0, 1], N // 2),
+        "client": np.repeat([0, 1], N // 2),
+        "task": np.tile(np.repeat([0, 1], N // 4), 2),
+        "split": np.tile([0, 0, 0, 0, 1, 1], N // 6),
+    }
+    return {name: value for name, value in (content | changes).items() if value is not None}
+
+
+def save(tmp_path, name="data.npz", **changes):
+    path = tmp_path / name
+    np.savez(path, **columns(**changes))
+    return path
+
+
+def opened(path, image_size=None, rounds=2):
+    return open_own(path, image_size, rounds)
+
+
+def refused(path, image_size=None):
+    with pytest.raises(UserError) as error:
+        open_own(path, image_size, 1)
+    message = str(error.value)
+    assert str(path) in message
+    assert message.count("\n") <= 1
+    return message
+
+
+def names(stream):
+    return {client.name: [task.name for task in client.tasks] for client in stream.clients}

@@ -1,0 +1,31 @@
+"""Shared by several files of tests: predictions."""
+
+import json
+
+import fedmes
+from fedmes import config
+from fedmes.experiment.prepare import prepare
+
+
+def assert_predicts_what_was_scored(result, **options):
+    """Each client of seed 0, on the test images of each of its tasks: the last row of every accuracy."""
+    prepared = prepare(config.load(result.directory / "config.toml", {}))
+    data = prepared.source.dataset
+    for k, plan in enumerate(prepared.federations[0].plans):
+        client = fedmes.load_client(result.directory / f"seed0/client{k}", **options)
+        for i, rows in enumerate(plan.test):
+            for suffix, task in (("", None), ("_masked", i)):
+                said = client.predict(data.x[rows], task=task)
+                found = {"acc": said.ids}
+                if "acc_nolip" in result.accuracy:
+                    found["acc_nolip"] = said.network.argmax(-1)
+                for name, ids in found.items():
+                    kind = name.replace("acc", f"acc{suffix}")
+                    assert (ids == data.y[rows]).mean() == result.accuracy[kind][0, k, plan.tasks - 1, i], kind
+
+
+def edit(directory, change):
+    path = directory / "client.json"
+    about = json.loads(path.read_text())
+    change(about)
+    path.write_text(json.dumps(about))

@@ -1,0 +1,363 @@
+"""Mistakes in a method or model of one's own: two lines with file, line and rule, before anything starts."""
+
+import importlib
+import random
+import re
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+import torch
+
+import fedmes
+from fedmes import config
+from fedmes.cli.app import main
+from fedmes.errors import UserError
+from fedmes.experiment import rehearsal, watched
+from fedmes.experiment.prepare import prepare
+from fedmes.methods import FedAvg, FedMeS, FedWeIT, KNNPer
+
+TINY = {
+    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 2, "epochs": 1, "batch": 8, "stream.frac": 10,
+    "synthetic.train": 20, "synthetic.test": 3, "memory": 9, "model": "mlp", "model.width": 6, "device": "cpu",
+}  # fmt: skip
+ENGINES = ["loop", "stacked"]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A file in the working directory, with a class `Mine` that has these functions."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(body, base="FedAvg", name="mine.py"):
+        head = "import torch\nfrom torch import nn\nfrom fedmes.methods import FedAvg, Method, pick\n\n"
+        text = f"{head}class Mine({base}):\n" + "".join(f"    {line}\n" for line in dedent(body).strip().splitlines())
+        Path(name).write_text(text)
+        return text
+
+    yield write
+    sys.modules.pop("fedmes_user_mine", None)
+
+
+def refused(engine, **options):
+    with pytest.raises(UserError) as error:
+        fedmes.run(**TINY | {"engine": engine, "out": "out"} | options)
+    assert not Path("out").exists()  # nothing is written
+    return str(error.value).splitlines()
+
+
+def line_of(text, marked):
+    """The number of the line that has these words."""
+    (found,) = [number for number, line in enumerate(text.splitlines(), 1) if marked in line]
+    return found
+
+
+# what is in the file, the line of it that is named, what is said, the rule
+METHODS = {
+    "a branch": ("""
+        def step(self, st, bc, batch, mem, me):
+            if batch.y.sum() > 3:
+                return {}
+            return super().step(st, bc, batch, mem, me)
+        """, "if batch.y", "step() branches on a tensor's value", 1),
+    "a branch in a helper": ("""
+        def begin_round(self, st, bc, sums, me):
+            return self.helper(st, bc, me)
+        def helper(self, st, bc, me):
+            rate = float(me.lr)
+            return super().begin_round(st, bc, {}, me)
+        """, "rate = float", "begin_round() branches on a tensor's value", 1),
+    "a branch in a loss": ("""
+        def gradient(self, params, batch, key):
+            def loss(params):
+                value = self.net.logits(params, batch.x).sum()
+                return value if value > 0 else -value
+            return torch.func.grad_and_value(loss)(params)
+        """, "if value > 0", "step() branches on a tensor's value", 1),
+    "a branch in predict": ("""
+        def predict(self, ready, x, scope, task, me):
+            if task < 0:
+                return super().predict(ready, x, scope, task, me)
+            return super().predict(ready, x, scope, task, me)
+        """, "if task < 0", "predict() branches on a tensor's value", 1),
+    "a selection": ("""
+        def step(self, st, bc, batch, mem, me):
+            x = batch.x[batch.mask > 0]
+            return super().step(st, bc, batch, mem, me)
+        """, "x = batch.x", "step() makes a tensor whose size depends on values", 1),
+    "torch's randomness": ("""
+        def upload(self, st, me):
+            sent = super().upload(st, me)
+            return {n: t + torch.randn_like(t) for n, t in sent.items()}
+        """, "randn_like", "upload() draws random numbers", 2),
+    "a generator of its own": ("""
+        def __init__(self, net, config):
+            super().__init__(net, config)
+            import numpy
+            self.draw = numpy.random.default_rng(0).uniform
+        def upload(self, st, me):
+            return {n: t + self.draw() for n, t in super().upload(st, me).items()}
+        """, "def upload", "upload() answers differently when it is asked twice", 2),
+    "something kept in self": ("""
+        count = 0
+        def report(self, st, bc):
+            self.count += 1
+            return {"count": torch.tensor(float(self.count))}
+        """, "def report", "report() answers differently when it is asked twice", 2),
+    "a new entry": ("""
+        def step(self, st, bc, batch, mem, me):
+            return super().step(st, bc, batch, mem, me) | {"extra.count": me.lr}
+        """, "def step", "step() returns the entry 'extra.count', which init() has not made", 3),
+    "a new entry on the server": ("""
+        def aggregate(self, server, uploads, present, samples):
+            return super().aggregate(server, uploads, present, samples) | {"seen": samples.sum()}
+        """, "def aggregate", "aggregate() returns the entry 'seen', which server() has not made", 3),
+    "a wrong shape": ("""
+        def step(self, st, bc, batch, mem, me):
+            new = super().step(st, bc, batch, mem, me)
+            return new | {"w.head.bias": new["w.head.bias"].sum()}
+        """, "def step", "step() returns 'w.head.bias' as float32 of shape (), which is float32 of shape (15,)", 3),
+    "a wrong type": ("""
+        def end_round(self, st, bc, me):
+            return {"log.loss": st["log.loss"].double()}
+        """, "def end_round", "end_round() returns 'log.loss' as float64 of shape (), which is float32 of shape ()", 3),
+    "in place": ("""
+        def end_task(self, st, me):
+            st["w.head.bias"].zero_()
+            return {}
+        """, "def end_task", "end_task() changes a tensor that it was given", 4),
+    "a signature": ("""
+        def step(self, st, bc, batch):
+            return {}
+        """, "def step", "step() is called in another way (too many positional arguments)", 5),
+    "nothing returned": ("""
+        def begin_task(self, st, bc, me):
+            pass
+        """, "def begin_task", "begin_task() must return a dictionary of tensors by name, not nothing", 5),
+    "no tensors": ("""
+        def upload(self, st, me):
+            return {"w": 3}
+        """, "def upload", "upload() must return a dictionary of tensors by name, not {'w': 3}", 5),
+    "no probabilities": ("""
+        def predict(self, ready, x, scope, task, me):
+            return {"acc": self.net.logits(pick(ready, "w"), x).argmax(-1)}
+        """, "def predict", 'predict() must return "acc", class probabilities of shape (2, 15)', 5),
+    "an attribute": ("""
+        store = "memmory"
+        """, "class Mine", "store is 'memmory', and must be one of 'none', 'memory', 'all'", 5),
+    "a vector in report": ("""
+        def report(self, st, bc):
+            return {"bias": st["w.head.bias"]}
+        """, "def report", "report() returns 'bias' as a tensor of shape (15,); a number is a tensor without axes", 6),
+    "a word in report": ("""
+        def report(self, st, bc):
+            return {"mood": "good"}
+        """, "def report", "report() returns 'mood' as 'good'; a number is a tensor without axes", 6),
+    "a column twice": ("""
+        def report(self, st, bc):
+            return {"seconds": st["log.loss"]}
+        """, "def report", "report() returns 'seconds', which is another column of rounds.csv", 6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", METHODS)
+def test_a_mistake_in_a_method_is_said_in_two_lines(case, engine, write):
+    body, marked, said, rule = METHODS[case]
+    text = write(body)
+    what, why = refused(engine, method="mine.py:Mine")
+    assert what.startswith(f"method Mine: {said}")
+    assert what.endswith(f", mine.py:{line_of(text, marked)}")
+    assert why.startswith(f"rule {rule} of docs/own-method.md: ")
+
+
+def test_every_rule_that_is_named_is_in_the_docs():
+    page = (Path(__file__).parents[2] / "docs/own-method.md").read_text()
+    there = re.findall(r"^(\d)\. \*\*", page, re.M)
+    assert there == [str(n) for n in range(1, len(there) + 1)]
+    named = {re.match(r"rule (\d) of docs/own-method.md: ", text)[1] for text in watched.RULES.values()}
+    assert named == {"1", "2", "3", "4", "5", "6"} <= set(there)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_python_raises_in_a_method(engine, write):
+    text = write("""
+        def step(self, st, bc, batch, mem, me):
+            return {"w.head.bias": st["w.haed.bias"]}
+        """)
+    assert refused(engine, method="mine.py:Mine") == [
+        f"method Mine: step() fails with KeyError: 'w.haed.bias', mine.py:{line_of(text, 'haed')}",
+        "see docs/own-method.md",
+    ]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_no_method(engine, write):
+    text = write("pass", base="object")
+    rule = "rule 5 of docs/own-method.md: derive it from Method or FedAvg"
+    assert refused(engine, method="mine.py:Mine") == [
+        f"method Mine: is no method, mine.py:{line_of(text, 'class')}",
+        rule,
+    ]
+    write("def upload(self, st, me):\n    return st", base="Method")
+    assert refused(engine, method="mine.py:Mine")[0] == "method Mine: server() is missing"
+    Path("mine.py").write_text("def Mine(net, config):\n    return 3\n")
+    assert refused(engine, method="mine.py:Mine") == ["method Mine: is no method, mine.py:1", rule]
+    text = write("def __init__(self, net):\n    pass")
+    assert refused(engine, method="mine.py:Mine")[0].startswith("method Mine: it fails with TypeError: ")
+
+
+def test_a_mistake_that_only_the_stacked_engine_minds(write):
+    """A client's number into a tensor that all clients would share."""
+    text = write("""
+        def step(self, st, bc, batch, mem, me):
+            rate = torch.zeros(())
+            rate += me.lr
+            return super().step(st, bc, batch, mem, me)
+        """)
+    prepare(config.load(None, TINY | {"method": "mine.py:Mine", "engine": "loop"}))
+    what, where = refused("stacked", method="mine.py:Mine")
+    assert what.startswith("method Mine: step() ") and what.endswith(f", mine.py:{line_of(text, '+= me.lr')}")
+    assert "docs/own-method.md" in where
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+BODY = "def __init__(self, shape, classes):\n    super().__init__()\n    self.head = nn.Linear(64, classes)\n"
+MODELS = {
+    "no features": (BODY, "class Mine", "model Mine needs `head`, its last nn.Linear, and `features(x)`"),
+    "no head": ("def features(self, x):\n    return x\ndef __init__(self, shape, classes):\n    super().__init__()",
+                "class Mine", "model Mine needs `head`, its last nn.Linear, and `features(x)`"),
+    "a layer that does not fit": (BODY + "def features(self, x):\n    return nn.Flatten()(x) @ torch.ones(7, 64)",
+                                  "torch.ones(7", "model Mine cannot take samples of shape"),
+    "an error when it is made": (BODY + "    self.width = shape[0] / 0", "/ 0",
+                                 "model Mine: it fails with ZeroDivisionError: division by zero"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", MODELS)
+def test_a_mistake_in_a_model_names_its_line(case, engine, write):
+    body, marked, said = MODELS[case]
+    text = write(body, base="nn.Module")
+    lines = refused(engine, model="mine.py:Mine", method="fedmes", **{"model.width": None})
+    assert lines[0].startswith(said)
+    assert f"mine.py:{line_of(text, marked)}" in "\n".join(lines)
+    assert "docs/own-model.md" in lines[1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", ["fedavg", "mine.py:Mine"])
+def test_a_model_is_blamed_for_its_own_lines(method, engine, write):
+    """Whoever calls it; here it fails as soon as gradients are wanted."""
+    write("pull = 1")
+    text = write(
+        BODY + "def features(self, x):\n    assert not torch.is_grad_enabled()\n    return x.flatten(1)",
+        base="nn.Module",
+        name="model.py",
+    )
+    lines = refused(engine, model="model.py:Mine", method=method, **{"model.width": None})
+    assert lines[0].startswith("model Mine") and "AssertionError" in lines[0]
+    assert f"model.py:{line_of(text, 'assert')}" in "".join(lines)
+    assert lines[1].endswith("docs/own-model.md")
+
+
+# --- the rehearsal itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("base", [FedAvg, FedMeS, FedWeIT, KNNPer])
+def test_what_keeps_the_rules_passes(base, engine):
+    """Also what reads values in the network, masks, and functions that call each other by name."""
+
+    class Mine(base):
+        def step(self, st, bc, batch, mem, me):
+            batch = batch._replace(mask=torch.where(batch.y > 0, batch.mask, batch.mask))
+            new = super().step(st=st, bc=bc, batch=batch, mem=mem, me=me)
+            return new | self.begin_task(st, bc, me=me)
+
+        def report(self, st, bc):
+            one_hot = torch.nn.functional.one_hot(torch.zeros_like(st["log.loss"], dtype=torch.int64), 3)
+            return super().report(st, bc) | {"own": one_hot.sum() * 1.0}
+
+    options = {"engine": engine, "model.dropout": 0.3}
+    assert prepare(config.load(None, TINY | options), {"method": Mine}).config.engine.name == engine
+
+
+def test_it_draws_nothing_and_leaves_nothing():
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+
+    class Careless(FedAvg):
+        """It draws where no rule is broken: its answers do not depend on it."""
+
+        calls = 0
+
+        def end_round(self, st, bc, me):
+            random.random(), np.random.rand()  # noqa: NPY002
+            Careless.calls += 1
+            self.calls = self.calls + 1
+            return {}
+
+    before = states()
+    prepared = prepare(config.load(None, TINY | {"engine": "loop"}), {"method": Careless})
+    assert states() == before
+    assert Careless.calls == 8  # two clients, two tasks of a round each, asked twice
+    assert "calls" not in vars(prepared.method) and "step" not in vars(prepared.method)
+
+
+def test_it_is_as_short_whatever_the_run(monkeypatch):
+    """Two clients and a few samples, however many there are; and nothing at all for what the package brings."""
+    seen = []
+
+    class Counting(FedAvg):
+        def step(self, st, bc, batch, mem, me):
+            seen.append(len(batch.x))
+            return super().step(st, bc, batch, mem, me)
+
+    large = TINY | {"clients": 20, "tasks": 10, "rounds": 50, "epochs": 10, "server.min_clients": 5, "engine": "loop"}
+    prepare(config.load(None, large), {"method": Counting})
+    assert seen == [2, 2, 1, 1] * 4  # each step twice
+    monkeypatch.setattr(rehearsal, "rehearse", None)
+    prepare(config.load(None, TINY))
+
+
+def test_a_run_of_one_client_and_one_task_is_rehearsed_too(write):
+    write(METHODS["a branch"][0])
+    assert METHODS["a branch"][2] in refused("loop", method="mine.py:Mine", clients=1, tasks=1)[0]
+
+
+@pytest.mark.parametrize("how", ["path", "entry point", "class"])
+def test_whatever_way_a_method_comes(how, write, tmp_path, monkeypatch):
+    text = write(METHODS["a branch"][0])
+    name = "mine.py:Mine"
+    if how == "entry point":
+        about = tmp_path / "mine_package-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-package\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text("[fedmes.methods]\nmine = mine:Mine\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        name = "mine"
+    elif how == "class":
+        monkeypatch.syspath_prepend(str(tmp_path))
+        name = importlib.import_module("mine").Mine
+    what, _ = refused("loop", method=name)
+    assert what.endswith(f"step() branches on a tensor's value, mine.py:{line_of(text, 'if batch.y')}")
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_program_prints_two_lines_and_exits_with_2(engine, write, monkeypatch, capsys):
+    text = write(METHODS["a branch"][0])
+    words = ["fedmes", "run", "--method", "mine.py:Mine", "--engine", engine, "--clients", "2", "--out", "out"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err == (
+        f"error: method Mine: step() branches on a tensor's value, mine.py:{line_of(text, 'if batch.y')}\n"
+        f"{watched.RULES['branch']}\n"
+    )
+    assert not Path("out").exists()

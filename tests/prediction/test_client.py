@@ -1,0 +1,351 @@
+"""A client directory predicts what the engines predict, from arrays, pictures and files."""
+
+import json
+import os
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from PIL import Image
+
+import fedmes
+from fedmes import config
+from fedmes.data import digits as digits_data
+from fedmes.data.dataset import Dataset
+from fedmes.errors import UserError
+from fedmes.experiment.prepare import prepare
+from fedmes.methods import METHODS
+from fedmes.prediction import picture
+from fedmes.prediction.client import Client, predict_files
+from fedmes.results import client_dir
+from fedmes.tensors import put
+from helpers.predictions import assert_predicts_what_was_scored, edit
+
+TINY = {
+    "clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": {"size": 12}, "model": {"width": 12},
+    "optim": {"lr": 0.02},
+}  # fmt: skip
+
+
+# --- it is what the engines compute ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):
+    options = TINY | {"engine": {"name": engine, "precision": "float64"}}
+    assert_predicts_what_was_scored(fedmes.run(method=method, out=tmp_path / "out", **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "fedmes", "knn": {"theta": "tuned"}},
+        {"method": "fedmes", "knn": {"memory": "before"}, "memory": {"size": 6, "per_task": 6, "policy": "reservoir"}},
+        {"method": "fedmes", "knn": {"k": 3, "kernel": "exp_d2", "theta": 0.9}},
+        {"method": "fedmes", "memory": {"size": [0, 12]}},
+        {"method": "fedmes", "eval": {"model": "global"}},
+        {"method": "knn-per", "knnper": {"store": "all"}},
+        {"method": "knn-per", "knn": {"theta": "tuned"}},
+        {"method": "ditto", "eval": {"model": "global"}},
+        {"method": "fedweit", "fedweit": {"retroactive": True}},
+        {"method": "fedmes", "model": {"name": "cnn2", "width": 8}, "knn": {"features": "conv"}},
+    ],
+)  # fmt: skip
+def test_options_that_decide_who_predicts(options, tmp_path):
+    """In float32, as the loop engine computes it: the same numbers in the same order."""
+    assert_predicts_what_was_scored(fedmes.run(**(TINY | {"engine": "loop"} | options), out=tmp_path / "out"))
+
+
+def test_the_parts_add_up(digits_run):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    images = digits_data.load().x[:40]
+    said = client.predict(images)
+    np.testing.assert_allclose(said.probabilities, 0.5 * said.network + 0.5 * said.memory, rtol=1e-6)
+    with np.load(digits_run / "seed0/client0/memory.npz") as memory:
+        own = client.predict(memory["x"])
+        assert own.distance[:, 0].tolist() == [0] * len(memory["x"])  # each stored sample is its own neighbour
+        assert own.index[:, 0].tolist() == list(range(len(memory["x"])))
+        first = own[0]
+        assert first.neighbours[0].label == str(memory["y"][0])
+        assert [n.task for n in first.neighbours] == memory["task"][own.index[0]].tolist()
+    one = said[3]
+    assert one.label == said.labels[3] == max(one.probabilities, key=one.probabilities.get)
+    assert one.probability == one.probabilities[one.label]
+    assert sum(one.probabilities.values()) == pytest.approx(1)
+    assert [n.distance for n in one.neighbours] == sorted(n.distance for n in one.neighbours)
+    assert list(one.probabilities) == client.as_dict()["classes"]
+
+
+def test_told_the_task_only_its_classes_are_in_question(digits_run):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    about = json.loads((digits_run / "seed0/client0/client.json").read_text())
+    images = digits_data.load().x[:30]
+    said = client.predict(images, task=1)
+    assert set(said.ids) <= set(about["classes"][1])
+    assert {int(name) for name in said[0].probabilities} == set(about["classes"][1])
+    with pytest.raises(UserError, match=r"tasks 0 to 2, not 3"):
+        client.predict(images, task=3)
+
+
+def test_own_vectors_and_clients_of_different_lengths(own_npz, tmp_path):
+    for method in ("fedmes", "fedweit"):
+        options = {"rounds": 1, "epochs": 2, "memory": {"size": 6}, "engine": {"name": "loop"}, "model": {"width": 8}}
+        result = fedmes.run(method=method, data=own_npz, out=tmp_path / method, **options)
+        assert_predicts_what_was_scored(result)
+    client = fedmes.load_client(tmp_path / "fedmes/seed0/client0")
+    assert len(client.predict(np.zeros(6, np.float32))) == 1
+    for wrong, words in (
+        (np.zeros((2, 5), np.float32), "6 numbers each"),
+        (np.zeros((2, 6), np.uint8), "learned from float32"),
+        (np.full((2, 6), np.nan), "NaN"),
+        (np.zeros((0, 6), np.float32), "nothing to predict"),
+        ([], "nothing to predict"),
+        (Image.new("L", (8, 8)), "not learned from pictures"),
+    ):
+        with pytest.raises(UserError, match=words):
+            client.predict(wrong)
+
+
+def test_a_told_task_chooses_the_weights_where_tasks_share_their_classes(tmp_path):
+    """FedWeIT, and two tasks in which the same two classes have changed places."""
+    rng = np.random.RandomState(0)
+    task, y = np.repeat([0, 1], 60), np.tile([0, 1], 60)
+    x = (np.eye(4)[y ^ task] * 3 + rng.randn(120, 4)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=y, task=task, client=np.zeros(120, np.int64))
+    options = {"rounds": 2, "epochs": 4, "model": {"width": 8}, "optim": {"lr": 0.02}, "engine": "loop"}
+    result = fedmes.run(method="fedweit", data=tmp_path / "own.npz", out=tmp_path / "out", **options)
+    assert (result.accuracy["acc_masked"] != result.acc).any()
+    assert_predicts_what_was_scored(result)
+
+
+def test_each_source_is_normalised_by_itself(tmp_path):
+    """A client with samples of two data sets: the same pixels mean another thing in each."""
+    prepared = prepare(config.load(None, {"clients": 1, "tasks": 2, "memory.size": 8, "model.width": 8}))
+    plain, plan = prepared.source.dataset, prepared.federations[0].plans[0]
+    mixed = Dataset(plain.x, plain.y, plain.class_names, source=np.arange(len(plain.y)) % 2)
+    statistics = client_dir.Normalisation(((0.1,), (0.6,)), ((0.5,), (0.2,)))
+    weights = put("w", prepared.federations[0].initial)
+    client_dir.save_client(
+        tmp_path / "c", prepared.config, mixed, statistics, plan, weights | {"theta": torch.tensor(0.5)}
+    )
+    client = fedmes.load_client(tmp_path / "c")
+    for i, row in enumerate(plan.rows[plan.memory_after[-1]].tolist()):
+        right, wrong = (client.predict(plain.x[row], source=s) for s in (row % 2, 1 - row % 2))
+        assert right.index[0, 0] == i
+        assert right.distance[0, 0] < 1e-5  # a batch of one and the whole memory may round differently
+        assert wrong.distance[0, 0] > 0.01
+    with pytest.raises(UserError, match="from 2 data sets; say from which"):
+        client.predict(plain.x[0])
+    with pytest.raises(UserError, match="not 2"):
+        client.predict(plain.x[0], source=2)
+
+
+@pytest.mark.parametrize("method", ["fedmes", "fedweit", "knn-per"])
+def test_a_client_that_has_learned_nothing_refuses(method, tmp_path):
+    """Client 2 is never there, the others miss a task: what they began with would answer."""
+    options = {"clients": 4, "rounds": 2, "server": {"fraction": 0.2}, "knn": {"theta": "tuned"}}
+    result = fedmes.run(method=method, out=tmp_path / "out", **(TINY | {"epochs": 1} | options))
+    x = digits_data.load().x[:3]
+    learned = [sorted({row["task"] for row in result.rounds if row["client"] == k}) for k in range(4)]
+    assert [len(tasks) for tasks in learned] == [2, 2, 0, 2]
+    for k, tasks in enumerate(learned):
+        client = fedmes.load_client(tmp_path / f"out/seed0/client{k}")
+        for task in range(3):
+            if task in tasks:
+                assert len(client.predict(x, task=task)) == 3
+                continue
+            words = f"client {k} has learned nothing " + (f"of task {task} yet; it has learned" if tasks else "yet, so")
+            with pytest.raises(UserError, match=words):
+                client.predict(x, task=task)
+    with pytest.raises(UserError, match="client 2 has learned nothing yet, so it cannot predict"):
+        fedmes.load_client(tmp_path / "out/seed0/client2").predict(x)
+
+
+def test_directories_of_old_say_what_they_said(digits_run, tmp_path):
+    """Until classes were stored beside them, `blocks` were what a client that is told its task chooses among."""
+    site = tmp_path / "site"
+    shutil.copytree(digits_run / "seed0/client0", site)
+    about = json.loads((site / "client.json").read_text())
+    now = fedmes.load_client(site).predict(digits_data.load().x[:30], task=1)
+    about["blocks"] = about.pop("classes")
+    del about["learned"]
+    (site / "client.json").write_text(json.dumps(about))
+    old = fedmes.load_client(site)
+    assert np.array_equal(old.predict(digits_data.load().x[:30], task=1).probabilities, now.probabilities)
+    (site / "client.json").write_text(json.dumps(about | {"tasks_learned": 0, "position": 0}))
+    with pytest.raises(UserError, match="has learned nothing yet"):
+        fedmes.load_client(site).predict(digits_data.load().x[:1])
+
+
+def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
+    """A site writes its directory after each task: of later ones there is nothing in it."""
+    prepared = prepare(config.load(digits_run / "config.toml", {}))
+    federation, source = prepared.federations[0], prepared.source
+    ready = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
+    site = tmp_path / "site"
+    (site / "checkpoint").mkdir(parents=True)
+    for position in (0, 1):
+        client_dir.save_client(
+            site, prepared.config, source.dataset, federation.normalisation, federation.plans[0], ready,
+            position=position,
+        )  # fmt: skip
+        about = json.loads((site / "client.json").read_text())
+        assert (about["position"], about["tasks_learned"]) == (position, position + 1)
+        assert set(about["seen"]) == {c for own in about["classes"][: position + 1] for c in own}
+        assert about["learned"] == list(range(position + 1))
+        client = fedmes.load_client(site)
+        assert len(client.tasks) == 4 * (position + 1)
+        with pytest.raises(UserError, match=f"has learned nothing of task {position + 1} yet; it has learned 0"):
+            client.predict(source.dataset.x[:1], task=position + 1)
+    assert os.access(site / "checkpoint", os.X_OK)  # what else lies there is left alone
+    assert {stat.S_IMODE(f.stat().st_mode) for f in site.iterdir() if f.is_file()} == {0o600}
+    assert not list(site.glob("*.part"))
+
+
+# --- models and methods of one's own --------------------------------------------------------------------------------
+
+OWN = """
+from pathlib import Path
+from torch import nn
+from fedmes.methods.fedmes import FedMeS
+
+Path(__file__).with_name("imported").touch()
+
+class Small(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.LazyLinear(10), nn.Tanh())
+        self.head = nn.Linear(10, classes)
+
+    def features(self, x):
+        return self.body(x)
+
+class Mine(FedMeS):
+    k = 2
+"""
+
+
+def test_own_code_is_imported_only_when_the_user_says_so(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    own = {"model": f"{file}:Small", "method": f"{file}:Mine"}
+    options = {key: value for key, value in TINY.items() if key != "model"} | {"engine": "loop"}
+    result = fedmes.run(**options, **own, out=tmp_path / "out")
+    (tmp_path / "imported").unlink()
+    directory = tmp_path / "out/seed0/client0"
+    with pytest.raises(UserError, match=r"its model is your own, .*mine.py:Small; say where it is now with --model"):
+        fedmes.load_client(directory)
+    with pytest.raises(UserError, match=r"its method is your own, .*mine.py:Mine"):
+        fedmes.load_client(directory, model=torch.nn.Linear)
+    assert not (tmp_path / "imported").exists()
+    assert_predicts_what_was_scored(result, **own)
+    assert fedmes.load_client(directory, **own).predict(digits_data.load().x[:2]).index.shape == (2, 2)
+    with pytest.raises(UserError, match="there is no file"):
+        fedmes.load_client(directory, model=f"{tmp_path}/moved.py:Small", method=own["method"])
+    edit(directory, lambda about: about["config"]["model"].update(name="theirs"))
+    with pytest.raises(UserError, match="its model 'theirs' is from a package that is not installed"):
+        fedmes.load_client(directory)
+
+
+# --- what can be given ----------------------------------------------------------------------------------------------
+
+
+def test_pictures_arrays_paths_and_lists_are_the_same_samples(digits_run, tmp_path):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    images = digits_data.load().x[:3]
+    for i, image in enumerate(images):
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{i}.png")
+    np.save(tmp_path / "all.npy", images)
+    np.savez(tmp_path / "all.npz", x=images[..., 0], y=np.zeros(3))
+    pictures = [Image.fromarray(image[..., 0]) for image in images]
+    files = [tmp_path / f"{i}.png" for i in range(3)]
+    for given in (
+        images, images[..., 0], pictures, files, [str(f) for f in files], [images[0], pictures[1], files[2]],
+        tmp_path / "all.npy", tmp_path / "all.npz", [p.convert("RGB") for p in pictures],
+        np.repeat(images, 3, axis=3),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(client.samples(given), images)
+    for one in (images[0], images[0, ..., 0], pictures[0], files[0]):
+        np.testing.assert_array_equal(client.samples(one), images[:1])
+
+
+def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
+    """A folder of mixed pictures read as training data, and each of them given to predict: the same pixels."""
+    from fedmes.data.own import read_folders
+
+    rng = np.random.RandomState(0)
+    folder = tmp_path / "data/site/task/train/kind"
+    folder.mkdir(parents=True)
+    Image.fromarray(rng.randint(0, 256, (20, 30, 3), np.uint8)).save(folder / "a.png")
+    Image.fromarray(rng.randint(0, 256, (16, 16), np.uint8)).save(folder / "b.png")
+    Image.fromarray(rng.randint(0, 256, (12, 12, 4), np.uint8)).save(folder / "c.png")
+    Image.fromarray(rng.randint(0, 256, (40, 8, 3), np.uint8)).save(folder / "d.jpg")
+    table = read_folders(tmp_path / "data", 12)
+    client = object.__new__(Client)
+    client.shape, client.voters = (3, 12, 12), table.dataset
+    client.normalisation = client_dir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
+    np.testing.assert_array_equal(client.samples(sorted(folder.iterdir())), table.dataset.x)
+    client.shape = (1, 12, 12)
+    assert client.samples(folder / "a.png").shape == (1, 12, 12, 1)
+    for wrong in (np.zeros((2, 12, 12, 5), np.uint8), np.zeros((1, 2, 12, 12, 1), np.uint8)):
+        with pytest.raises(UserError, match="samples have shape"):
+            client.samples(wrong)
+    client.shape = (2, 12, 12)
+    with pytest.raises(UserError, match="not learned from pictures"):
+        client.samples(folder / "a.png")
+
+
+def test_many_files_come_in_order_and_bad_ones_lose_no_others(digits_run, tmp_path, monkeypatch):
+    for module in ("client", "inputs"):
+        monkeypatch.setattr(f"fedmes.prediction.{module}.CHUNK", 7)  # several blocks
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    images = digits_data.load().x[:30]
+    for i, image in enumerate(images):
+        folder = tmp_path / f"{i // 10}"
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(image[..., 0]).save(folder / f"{i:02}.png")
+    (tmp_path / "1/15.png").write_bytes((tmp_path / "1/15.png").read_bytes()[:60])
+    (tmp_path / "1/notes.txt").write_text("no picture")
+    (tmp_path / "1/._16.png").write_text("no picture either")
+    np.save(tmp_path / "objects.npy", np.array([{}], object))
+    names, labels, reasons = [], [], {}
+    paths = [tmp_path / "2", tmp_path / "1", tmp_path / "objects.npy", tmp_path / "absent.png", tmp_path / "0/00.png"]
+    for item, prediction in predict_files(client, paths):
+        if prediction is None:
+            reasons[item.name.rpartition("/")[2]] = item.reason
+        else:
+            names.append(int(item.name[-6:-4]))
+            labels.append(prediction.label)
+    assert names == [*range(20, 30), *range(10, 15), *range(16, 20), 0]
+    assert labels == client.predict(images[names]).labels
+    assert list(reasons) == ["15.png", "1", "objects.npy", "absent.png"]
+    assert reasons["1"] == "1 skipped (.txt)"
+    assert "no such file" in reasons["absent.png"]
+
+
+def test_a_picture_shows_the_image_and_its_neighbours(digits_run, tmp_path):
+    client = fedmes.load_client(digits_run / "seed0/client0")
+    np.save(tmp_path / "two.npy", client.voters.x[:2])
+    found = list(predict_files(client, [tmp_path / "two.npy"]))
+    (ax,) = picture.draw(client, found).axes
+    images = {}
+    for image in ax.images:
+        left, _, _, top = image.get_extent()
+        images[round(left, 6), round(top, 6)] = image.get_array()
+    frames = {frame.get_xy(): to_hex(frame.get_edgecolor()) for frame in ax.patches}
+    for row, (item, prediction) in enumerate(found):
+        top = 0.4 + picture.HEIGHT * row
+        places = [(picture.LEFT + i * picture.STEP, top) for i in range(len(prediction.neighbours))]
+        itself = images[0, round(top, 6)]
+        np.testing.assert_allclose(itself * 255, item.sample[..., 0], atol=1e-4)
+        np.testing.assert_array_equal(
+            itself, images[round(picture.LEFT, 6), round(top, 6)]
+        )  # its own nearest neighbour
+        same = [near.label == prediction.label for near in prediction.neighbours]
+        assert [frames[place] for place in places] == [picture.SAME if alike else picture.OTHER for alike in same]
+        written = [text.get_text() for text in ax.texts]
+        assert f"{prediction.label}   {prediction.probability:.3f}" in written
