@@ -1,5 +1,6 @@
-"""What checkpoints cost: the default run without and with them, alternating in one process, and the share of its time
-that a run spends in saving, which other load on the machine disturbs less; and what they take on disk.
+"""What checkpoints cost: the default run without and with them, alternating in one process, and the
+share of its time that a run spends in saving, which other load on the machine disturbs less; and
+what they take on disk.
 
 python benchmarks/checkpoints.py [--repeats 5] [--engine loop]
 """
@@ -18,7 +19,9 @@ from fedmes.results import checkpoint
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--engine", default="auto")
     arguments = parser.parse_args()
@@ -47,8 +50,12 @@ def main() -> None:
         ratios = [mine / base for mine, base in zip(times, seconds["never"], strict=True)]
         cost = f"{min(times) / min(seconds['never']) - 1:+.1%} (best), {statistics.median(ratios) - 1:+.1%} (median)"
         inside = statistics.median(shares[every])
-        print(f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}, {inside:.1%} spent in saving (median)")
-    print(f"kept in the end: {kept / 1e6:.1f} MB of state, {models / 1e6:.1f} MB of everything else")
+        print(
+            f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}, {inside:.1%} spent in saving (median)"
+        )
+    print(
+        f"kept in the end: {kept / 1e6:.1f} MB of state, {models / 1e6:.1f} MB of everything else"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Many simulated sites in Flower's simulation beside the other engines, on the same run: seconds a round and memory.
+"""Many simulated sites in Flower's simulation beside the other engines, on the same run: seconds a
+round and memory.
 
     python benchmarks/flower.py [--sites 100] [--model cnn2] [--rounds 2]
 
-Each engine runs in a process of its own; memory is the largest resident size of that process and, for Flower, of Ray's
-workers together, looked at twice a second.
+Each engine runs in a process of its own; memory is the largest resident size of that process and,
+for Flower, of Ray's workers together, looked at twice a second.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ print(json.dumps(result.seconds))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sites", type=int, default=100)
     parser.add_argument("--model", default="cnn2", choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args()
     size, channels, _ = SHAPES[asked.model]
-    print(f"{asked.sites} sites of {asked.model}, {2 * asked.rounds} rounds in all, evaluation included")
+    print(
+        f"{asked.sites} sites of {asked.model}, {2 * asked.rounds} rounds in all, evaluation included"
+    )
     print(f"{'engine':<10}{'s a round':>11}{'whole s':>10}{'peak MB':>10}")
     found = {}
     for engine in ("loop", "stacked", "flower"):
@@ -54,7 +59,11 @@ def main() -> None:
 
 def _measured(arguments: list[str]) -> tuple[float, float, int]:
     """Seconds of training and evaluation, of the whole process, and bytes at most."""
-    settings = {"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_TELEMETRY_ENABLED": "0"}
+    settings = {
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_TELEMETRY_ENABLED": "0",
+    }
     start, peak = time.perf_counter(), 0
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", RUN, *arguments],

@@ -1,9 +1,10 @@
-"""How the time of a run grows with clients, tasks and rounds: each doubled, as a ratio to the base, in one process.
+"""How the time of a run grows with clients, tasks and rounds: each doubled, as a ratio to the base,
+in one process.
 
     python benchmarks/growth.py
 
-Training should double with each of them. Evaluation after task t looks at t test sets, so its work, not the
-training's, grows with the square of the number of tasks; that is what the metric asks for.
+Training should double with each of them. Evaluation after task t looks at t test sets, so its work,
+not the training's, grows with the square of the number of tasks; that is what the metric asks for.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def main() -> None:
     print(f"{'':<20}{'training':>10}{'evaluation':>12}   (ratio to {BASE})")
     for name, value in BASE.items():
         grown_train, grown_evaluation = seconds(BASE | {name: 2 * value}, 3)
-        print(f"{name + ' x 2':<20}{grown_train / train:>10.2f}{grown_evaluation / evaluation:>12.2f}")
+        print(
+            f"{name + ' x 2':<20}{grown_train / train:>10.2f}{grown_evaluation / evaluation:>12.2f}"
+        )
     print(f"base: training {train:.2f} s, evaluation {evaluation:.2f} s")
 
 

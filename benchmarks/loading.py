@@ -1,11 +1,13 @@
-"""What it takes to start a run on real data: the first time, when images are decoded, and from then on.
+"""What it takes to start a run on real data: the first time, when images are decoded, and from then
+on.
 
 FEDMES_DATA=DIR python benchmarks/loading.py
 
-For every benchmark whose data sets are in DIR: seconds from a configuration to a run that is ready to train (data,
-splits, statistics, network), how many of them a core was busy with it, and the process's peak memory. Each start is a
-process of its own; importing torch is not in the seconds, but in the memory. Of three later starts, the fastest is
-shown. DIR itself is left alone: caches go to a temporary folder.
+For every benchmark whose data sets are in DIR: seconds from a configuration to a run that is ready
+to train (data, splits, statistics, network), how many of them a core was busy with it, and the
+process's peak memory. Each start is a process of its own; importing torch is not in the seconds,
+but in the memory. Of three later starts, the fastest is shown. DIR itself is left alone: caches go
+to a temporary folder.
 """
 
 from __future__ import annotations
@@ -31,16 +33,23 @@ def start(benchmark: str) -> None:
     began, busy = time.perf_counter(), time.process_time()
     prepared = prepare(config.load(None, {"benchmark": benchmark}))
     seconds, busy = time.perf_counter() - began, time.process_time() - busy
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     images = "x".join(map(str, prepared.source.dataset.x.shape))
     print(json.dumps({"seconds": seconds, "busy": busy, "peak": peak, "images": images}))
 
 
 def main() -> None:
     root = data_root()
-    print(f"{'benchmark':<20} {'images':<18} {'first start (busy), peak':<27} later starts", flush=True)
+    print(
+        f"{'benchmark':<20} {'images':<18} {'first start (busy), peak':<27} later starts",
+        flush=True,
+    )
     for name, benchmark in BENCHMARKS.items():
-        if not benchmark.data or not all(each in CATALOG and find(each, root) for each in benchmark.data):
+        if not benchmark.data or not all(
+            each in CATALOG and find(each, root) for each in benchmark.data
+        ):
             continue
         with tempfile.TemporaryDirectory() as folder:
             for path in root.iterdir():
@@ -49,7 +58,9 @@ def main() -> None:
             command = [sys.executable, __file__, name]
             environment = os.environ | {"FEDMES_DATA": folder}
             first, *later = (
-                json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+                json.loads(
+                    subprocess.run(command, env=environment, check=True, capture_output=True).stdout
+                )
                 for _ in range(4)
             )
         fastest = min(later, key=lambda one: one["seconds"])

@@ -1,6 +1,8 @@
-"""What each method costs beside FedAvg, in one process: time of whole runs of the same shape, evaluation included.
+"""What each method costs beside FedAvg, in one process: time of whole runs of the same shape,
+evaluation included.
 
-    python benchmarks/methods.py [--device cuda] [--model cnn6] [--precision bf16] [--methods ditto,fedrep,fedweit]
+    python benchmarks/methods.py [--device cuda] [--model cnn6] [--precision bf16] [--methods
+    ditto,fedrep,fedweit]
                                  [--clients 10] [--seeds 1] [--tasks 3] [--rounds 2] [--epochs 10]
 
 Compilation is reported apart. On a GPU also the memory that a run needs at most; `--methods fedweit --clients 20
@@ -22,7 +24,9 @@ from fedmes.methods import METHODS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="mlp", choices=list(SHAPES))
     parser.add_argument("--precision", default="float32")

@@ -1,10 +1,12 @@
-"""Images a second that a client predicts on the CPU, beside a plain PyTorch forward pass of the same network.
+"""Images a second that a client predicts on the CPU, beside a plain PyTorch forward pass of the
+same network.
 
 python benchmarks/prediction.py [--images 4096] [--repeats 5] [--threads 1]
 
-`cnn2` on 28x28 images with 150 stored samples, weights as initialised: what is timed does not depend on them. The ways
-are timed in turn, and the best of the repeats counts; on a busy machine, look at the seconds of cores. "files" is
-`fedmes predict` on a folder of PNG files, without starting the program.
+`cnn2` on 28x28 images with 150 stored samples, weights as initialised: what is timed does not
+depend on them. The ways are timed in turn, and the best of the repeats counts; on a busy machine,
+look at the seconds of cores. "files" is `fedmes predict` on a folder of PNG files, without starting
+the program.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ OPTIONS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -47,8 +51,8 @@ def main() -> None:
 def measure(place: Path, count: int, repeats: int) -> None:
     prepared = prepare(config.load(None, OPTIONS))
     federation, dataset = prepared.federations[0], prepared.source.dataset
-    ready = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
-    parts = (prepared.config, dataset, federation.normalisation, federation.plans[0], ready)
+    predictor = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
+    parts = (prepared.config, dataset, federation.normalisation, federation.plans[0], predictor)
     client_dir.save_client(place / "client", *parts)
     client = load_client(place / "client")
     print(
@@ -73,7 +77,8 @@ def measure(place: Path, count: int, repeats: int) -> None:
         "client.predict": lambda: client.predict(images),
         "files": lambda: list(predict_files(client, [folder])),
     }
-    best = {name: (float("inf"), float("inf")) for name in ways}  # seconds, and seconds of all cores together
+    # seconds, and seconds of all cores together
+    best = {name: (float("inf"), float("inf")) for name in ways}
     for repeat in range(repeats + 1):
         for name, way in ways.items():
             start = time.perf_counter(), time.process_time()

@@ -1,7 +1,8 @@
-"""How long a report takes and how large its page is: python benchmarks/report.py [--directories 20] [--seeds 3]
+"""How long a report takes and how large its page is: python benchmarks/report.py [--directories 20]
+[--seeds 3]
 
-Result directories of 20 clients and 40 tasks with random accuracies are written to a temporary folder, then reported.
-Bounds of the project: 20 directories in under 20 s, a page of under 8 MB.
+Result directories of 20 clients and 40 tasks with random accuracies are written to a temporary
+folder, then reported. Bounds of the project: 20 directories in under 20 s, a page of under 8 MB.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ def make(directory: Path, number: int, seeds: int, clients: int, tasks: int, rou
         }
         for s in range(seeds) for t in range(tasks) for r in range(rounds) for k in range(clients)
     ]  # fmt: skip
-    seconds = {"train": 1.0, "eval": 1.0, "compile": 0.0, "total": 2.0, "communication_modelled": 3.0}
+    seconds = {
+        "train": 1.0,
+        "eval": 1.0,
+        "compile": 0.0,
+        "total": 2.0,
+        "communication_modelled": 3.0,
+    }
     sent = {"up_bytes": 10**9, "down_bytes": 10**9}
     run_dir.claim(directory, made, {"fedmes": __version__})
     stream = [
@@ -59,7 +66,9 @@ def make(directory: Path, number: int, seeds: int, clients: int, tasks: int, rou
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--directories", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=20)
@@ -69,13 +78,22 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(given.directories):
-            make(Path(folder) / f"run{number}", number, given.seeds, given.clients, given.tasks, given.rounds)
+            make(
+                Path(folder) / f"run{number}",
+                number,
+                given.seeds,
+                given.clients,
+                given.tasks,
+                given.rounds,
+            )
         page = given.keep or Path(folder) / "report.html"
         start, busy = time.perf_counter(), time.process_time()
         report.write([Path(folder)], page)
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         size = page.stat().st_size
-        print(f"{given.directories} directories, {given.seeds} seeds, {given.clients} clients, {given.tasks} tasks:")
+        print(
+            f"{given.directories} directories, {given.seeds} seeds, {given.clients} clients, {given.tasks} tasks:"
+        )
         print(f"{seconds:.1f} s ({seconds / 20:.2f} of the bound; {busy:.1f} s of one core)")
         print(f"{size / 1e6:.2f} MB ({size / 8e6:.2f} of the bound)")
 

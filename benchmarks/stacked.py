@@ -2,8 +2,8 @@
 
     python benchmarks/stacked.py [--device cuda] [--model cnn6] [--precision bf16]
 
-Time a client-step against the base for more clients, more seeds and larger memories; the share of evaluation in a whole
-run; and arithmetic against the matrix rate that this device reaches.
+Time a client-step against the base for more clients, more seeds and larger memories; the share of
+evaluation in a whole run; and arithmetic against the matrix rate that this device reaches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def prepared(model: str, device: str, precision: str, changes: dict[str, object]
 def client_step_seconds(one: Prepared) -> float:
     replicas = len(one.config.seeds) * one.config.clients
     with devices.numerics(one.config):
-        engine = StackedEngine(one.method, one.federations, one.samples, replicas, one.config.engine.compile is True)
+        engine = StackedEngine(
+            one.method, one.federations, one.samples, replicas, one.config.engine.compile is True
+        )
         return 1 / bench._rate(engine, one)
 
 
@@ -56,7 +58,9 @@ def matrix_rate(device: str, precision: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--model", default="mlp", choices=list(FORWARD_MFLOP))
     parser.add_argument("--precision", default="float32")
@@ -75,14 +79,20 @@ def main() -> None:
         "memory 600": {"memory": 600},
     }
     for title, changes in variants.items():
-        print(f"{title + ':':<24}{client_step_seconds(prepared(*kind, changes)) / base:6.2f} of that a client-step")
+        print(
+            f"{title + ':':<24}{client_step_seconds(prepared(*kind, changes)) / base:6.2f} of that a client-step"
+        )
 
     flop = FORWARD_MFLOP[asked.model] * 1e6 * 80 * 3  # two batches of 40, forward and backward
     rate = matrix_rate(asked.device, asked.precision)
-    print(f"arithmetic: {flop / base / 1e12:.2f} TFLOP/s, {flop / base / rate:.0%} of a large matrix product's")
+    print(
+        f"arithmetic: {flop / base / 1e12:.2f} TFLOP/s, {flop / base / rate:.0%} of a large matrix product's"
+    )
 
     with tempfile.TemporaryDirectory() as folder:
-        result = fedmes.run(benchmark="synthetic", device=asked.device, engine="stacked", out=Path(folder) / "out")
+        result = fedmes.run(
+            benchmark="synthetic", device=asked.device, engine="stacked", out=Path(folder) / "out"
+        )
     share = result.seconds["eval"] / (result.seconds["train"] + result.seconds["eval"])
     print(f"evaluation: {share:.0%} of the time of a small whole run")
 

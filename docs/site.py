@@ -1,4 +1,5 @@
-"""For the rendered documentation (`mkdocs build`): files that pages link to outside of this folder come along."""
+"""For the rendered documentation (`mkdocs build`): files that pages link to outside of this folder
+come along."""
 
 import re
 from pathlib import Path
@@ -19,7 +20,8 @@ def on_files(files: Files, config) -> Files:
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-    """Links out of the folder lead to where those files are now; links within those files stay text."""
+    """Links out of the folder lead to where those files are now; links within those files stay
+    text."""
     if page.file.src_dir == str(ROOT):
         return re.sub(r"\[([^\]]+)\]\((?!http)[^)]+\)", r"\1", markdown)
     return OUTSIDE.sub(r"\1\2", markdown)

@@ -2,7 +2,8 @@ import os
 import sys
 import warnings
 
-# One thread: tiny tensors gain nothing from more, and results do not depend on who else uses the machine.
+# One thread: tiny tensors gain nothing from more, and results do not depend on who else uses the
+# machine.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
@@ -16,18 +17,22 @@ from fedmes.cli import app as cli
 torch.set_num_threads(1)
 
 # How long an example takes says more about who else uses the machine than about the program.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 LONGEST = ["test_federation", "test_stacked", "test_resume", "test_flower"]  # the longest one first
 
 
 def pytest_configure(config):
-    config.option.loadscopereorder = False  # pytest-xdist would begin with the files that hold the most tests
+    # pytest-xdist would begin with the files that hold the most tests
+    config.option.loadscopereorder = False
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first, so that of several workers (`-n 2`) none is left alone with one of them at the end."""
+    """The longest files first, so that of several workers (`-n 2`) none is left alone with one of
+    them at the end."""
     place = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.module.__name__, len(LONGEST)))
 
@@ -73,8 +78,17 @@ def own_npz(tmp_path):
 
 @pytest.fixture(scope="session")
 def digits_run(tmp_path_factory):
-    """FedMeS on the digits, with two clients, three tasks and memories of twelve: to be read, not to be changed."""
-    sizes = {"clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": 12, "model": {"width": 12}}
+    """FedMeS on the digits, with two clients, three tasks and memories of twelve: to be read, not
+    to be changed."""
+    sizes = {
+        "clients": 2,
+        "tasks": 3,
+        "rounds": 1,
+        "epochs": 2,
+        "batch": 80,
+        "memory": 12,
+        "model": {"width": 12},
+    }
     out = tmp_path_factory.mktemp("run") / "out"
     fedmes.run(**sizes, optim={"lr": 0.02}, out=out)
     return out
@@ -83,7 +97,14 @@ def digits_run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def trained_runs(tmp_path_factory):
     """Two methods really trained, with two seeds, in one folder: to be read, not to be changed."""
-    sizes = {"clients": 3, "tasks": 3, "rounds": 2, "epochs": 1, "memory": 12, "model": {"name": "mlp", "width": 8}}
+    sizes = {
+        "clients": 3,
+        "tasks": 3,
+        "rounds": 2,
+        "epochs": 1,
+        "memory": 12,
+        "model": {"name": "mlp", "width": 8},
+    }
     folder = tmp_path_factory.mktemp("runs")
     for method in ("fedavg", "fedmes"):
         fedmes.run(**sizes, seeds=[0, 4], method=method, out=folder / method)
@@ -92,5 +113,6 @@ def trained_runs(tmp_path_factory):
 
 @pytest.fixture
 def unrehearsed(monkeypatch):
-    """For methods that watch what is done with them, or lie: a rehearsal would be watched, too, or find them out."""
+    """For methods that watch what is done with them, or lie: a rehearsal would be watched, too, or
+    find them out."""
     monkeypatch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)

@@ -1,6 +1,8 @@
-"""How full the lines of Python packages are: `python tools/density.py src/fedmes [OTHER_PACKAGE ...]`.
+"""How full the lines of Python packages are: `python tools/density.py src/fedmes [OTHER_PACKAGE
+...]`.
 
-Counts by the syntax tree, per 1,000 lines that are neither blank nor a comment, so that packages of any size compare.
+Counts by the syntax tree, per 1,000 lines that are neither blank nor a comment, so that packages of
+any size compare.
 """
 
 import ast
@@ -24,12 +26,18 @@ def code_lines(text):
 def nested(node):
     """A comprehension with another one inside."""
     inside = (child for child in ast.walk(node) if child is not node)
-    return isinstance(node, COMPREHENSIONS) and any(isinstance(child, COMPREHENSIONS) for child in inside)
+    return isinstance(node, COMPREHENSIONS) and any(
+        isinstance(child, COMPREHENSIONS) for child in inside
+    )
 
 
 def packed(node):
     """Several values assigned to several names at once."""
-    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and isinstance(node.targets[0], ast.Tuple)
+    )
 
 
 def parameters(node):
@@ -54,10 +62,16 @@ def measure(package):
         "lines": len(lines),
         "nodes of the syntax tree": len(nodes),
         "mean characters per line": round(statistics.mean(len(line) for line in lines), 1),
-        "lines over 100 characters, %": round(100 * sum(len(line) > 100 for line in lines) / len(lines), 1),
-        "comprehensions per 1,000": per_thousand(sum(isinstance(node, COMPREHENSIONS) for node in nodes)),
+        "lines over 100 characters, %": round(
+            100 * sum(len(line) > 100 for line in lines) / len(lines), 1
+        ),
+        "comprehensions per 1,000": per_thousand(
+            sum(isinstance(node, COMPREHENSIONS) for node in nodes)
+        ),
         "nested comprehensions": sum(nested(node) for node in nodes),
-        "conditional expressions per 1,000": per_thousand(sum(isinstance(node, ast.IfExp) for node in nodes)),
+        "conditional expressions per 1,000": per_thousand(
+            sum(isinstance(node, ast.IfExp) for node in nodes)
+        ),
         "packed assignments per 1,000": per_thousand(sum(packed(node) for node in nodes)),
         "longest file": max(len(text.splitlines()) for text in texts.values()),
         "function length, median": statistics.median(lengths),

@@ -1,5 +1,5 @@
-"""The pictures of docs/concepts.md and docs/architecture.md: `python docs/pictures/make.py` trains twice, for half a
-minute, for one of them."""
+"""The pictures of docs/concepts.md and docs/architecture.md: `python docs/pictures/make.py` trains
+twice, for half a minute, for one of them."""
 
 from pathlib import Path
 
@@ -26,12 +26,21 @@ def blank(width, height):
 
 
 def box(ax, x, y, width, height, text, colour="#eef2f6", ink=canvas.INK, size=9):
-    ax.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.02", facecolor=colour, edgecolor="#99a"))
+    ax.add_patch(
+        FancyBboxPatch(
+            (x, y), width, height, boxstyle="round,pad=0.02", facecolor=colour, edgecolor="#99a"
+        )
+    )
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=size, color=ink)
 
 
 def arrow(ax, start, end, text="", colour="#555555", shift=(0.0, 0.0), curve=0.0):
-    look = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.3, "connectionstyle": f"arc3,rad={curve}"}
+    look = {
+        "arrowstyle": "-|>",
+        "color": colour,
+        "linewidth": 1.3,
+        "connectionstyle": f"arc3,rad={curve}",
+    }
     ax.annotate("", end, start, arrowprops=look)
     if text:
         x, y = (start[0] + end[0]) / 2 + shift[0], (start[1] + end[1]) / 2 + shift[1]
@@ -52,13 +61,28 @@ def streams():
             x = 1.0 + 1.2 * t
             ax.add_patch(Rectangle((x, y), 1.1, 0.38, facecolor=TASKS[task]))
             ax.text(
-                x + 0.55, y + 0.19, f"{task}: {drawn[task][k]}", ha="center", va="center", fontsize=8.5, color="white"
+                x + 0.55,
+                y + 0.19,
+                f"{task}: {drawn[task][k]}",
+                ha="center",
+                va="center",
+                fontsize=8.5,
+                color="white",
             )
     arrow(ax, (1.0, 0.3), (7.0, 0.3))
     ax.text(
-        4.0, 0.13, "time: several rounds a task, then its data is gone but for a few samples", fontsize=8.5, ha="center"
+        4.0,
+        0.13,
+        "time: several rounds a task, then its data is gone but for a few samples",
+        fontsize=8.5,
+        ha="center",
     )
-    ax.text(1.0, 2.65, "five tasks, another order for each client, and of each task only some classes", fontsize=9)
+    ax.text(
+        1.0,
+        2.65,
+        "five tasks, another order for each client, and of each task only some classes",
+        fontsize=9,
+    )
     return figure
 
 
@@ -68,7 +92,14 @@ def one_round():
     box(ax, 2.7, 2.4, 1.8, 0.5, "server: average W", "#dde7f3")
     for k, x in enumerate((0.15, 2.55, 4.95)):
         ax.add_patch(
-            FancyBboxPatch((x, 0.1), 2.05, 1.45, boxstyle="round,pad=0.03", facecolor="#fafafa", edgecolor="#99a")
+            FancyBboxPatch(
+                (x, 0.1),
+                2.05,
+                1.45,
+                boxstyle="round,pad=0.03",
+                facecolor="#fafafa",
+                edgecolor="#99a",
+            )
         )
         ax.text(x + 0.1, 1.42, f"client {k}", fontsize=9, va="center")
         box(ax, x + 0.1, 0.8, 1.85, 0.42, f"own model w{k}", "#dde7f3")
@@ -84,14 +115,20 @@ def one_round():
 
 
 def memory_twice():
-    """Left: in training the memory's gradient corrects a step. Right: in prediction its nearest samples vote."""
+    """Left: in training the memory's gradient corrects a step. Right: in prediction its nearest
+    samples vote."""
     figure, ax = blank(7.2, 2.9)
     ax.text(0.15, 2.7, "in training: no step against the memory", fontsize=9)
     o = np.array([1.6, 0.9])
     g, gm = np.array([-0.75, 1.2]), np.array([1.2, 0.28])
     d = g - (g @ gm) / (gm @ gm) * gm
     normal = np.array([-gm[1], gm[0]]) / np.linalg.norm(gm)
-    ax.plot(*np.array([o - 0.55 * normal, o + 1.7 * normal]).T, color="#bbbbbb", linestyle="dashed", linewidth=1)
+    ax.plot(
+        *np.array([o - 0.55 * normal, o + 1.7 * normal]).T,
+        color="#bbbbbb",
+        linestyle="dashed",
+        linewidth=1,
+    )
     arrows = ((g, "g: this batch", ORANGE, (-0.3, 0.12)), (gm, "gm: the memory", GREEN, (0.0, 0.14)),
               (d, "the step taken", BLUE, (0.55, 0.1)))  # fmt: skip
     for vector, name, colour, at in arrows:
@@ -114,13 +151,17 @@ def memory_twice():
     ax.plot(*query, marker="*", color=canvas.INK, markersize=13)
     ax.text(4.3, 0.95, "a new sample and\nits four nearest", fontsize=8.5, ha="center")
     ax.text(
-        3.85, 0.12, "half the votes, half the network's opinion;\nnobody has to say which task it is.", fontsize=8.5
+        3.85,
+        0.12,
+        "half the votes, half the network's opinion;\nnobody has to say which task it is.",
+        fontsize=8.5,
     )
     return figure
 
 
 def forgetting():
-    """Real: what becomes of a client's first task as it learns four more. Split Digits, seeds 0 to 2, no task id."""
+    """Real: what becomes of a client's first task as it learns four more. Split Digits, seeds 0 to
+    2, no task id."""
     options = {"benchmark": "split-digits", "seeds": [0, 1, 2], "output": {"models": "none"}}
     with canvas.sheet(1, 2, 2.7, sharey=True) as (figure, axes):
         for method, colour, marker in (("fedavg", GREY, "X"), ("fedmes", BLUE, "o")):
@@ -130,7 +171,9 @@ def forgetting():
             for ax, values in zip(axes.flat, (first, so_far), strict=True):
                 ax.plot(range(1, 6), values, color=colour, marker=marker, label=method)
         for ax, title in zip(
-            axes.flat, ("accuracy on a client's first task", "accuracy on all its tasks so far"), strict=True
+            axes.flat,
+            ("accuracy on a client's first task", "accuracy on all its tasks so far"),
+            strict=True,
         ):
             ax.set(title=title, xlabel="tasks learned", ylim=(0, 1.03), xticks=range(1, 6))
         axes[0, 0].legend(loc="lower left")
@@ -138,7 +181,8 @@ def forgetting():
 
 
 def rooms():
-    """The folders of the package, in the order in which data flows: each imports only those before it."""
+    """The folders of the package, in the order in which data flows: each imports only those before
+    it."""
     figure, ax = blank(7.2, 4.3)
     rows = (
         ("what is asked", "#eef2f6", ("common", "config", "data", "scenario")),

@@ -1,4 +1,5 @@
-"""A former place, which methods of users' own may still import: all of it is in `fedmes.methods`."""
+"""A former place, which methods of users' own may still import: all of it is in
+`fedmes.methods`."""
 
 from fedmes.methods.base import Batch, Me, Method
 

@@ -12,18 +12,24 @@ class UserError(Exception):
     """Bad input. The command line prints the message and exits with status 2; no traceback."""
 
     def __init__(self, message: str) -> None:
-        lines = message.strip().splitlines()[:2]  # a library's words, or a name in a file, may go on for pages
-        super().__init__("\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in lines))
+        # a library's words, or a name in a file, may go on for pages
+        lines = message.strip().splitlines()[:2]
+        super().__init__(
+            "\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in lines)
+        )
 
 
 class Stopped(Exception):
     """Somebody has stopped a run, which is saved and can go on."""
 
-    status = 130  # what the command line exits with: 128 and the number of the signal, Ctrl-C's unless another came
+    # what the command line exits with: 128 and the number of the signal, Ctrl-C's unless another
+    # came
+    status = 130
 
 
 class FederationError(Exception):
-    """A process of a federation does not do what it should. The command line exits with status 1."""
+    """A process of a federation does not do what it should. The command line exits with status
+    1."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

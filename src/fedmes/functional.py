@@ -1,3 +1,4 @@
-"""A former place, which methods of users' own may still import: all of it is in `fedmes.methods`."""
+"""A former place, which methods of users' own may still import: all of it is in
+`fedmes.methods`."""
 
 from fedmes.methods.door import *  # noqa: F403

@@ -12,12 +12,16 @@ Tensors = dict[str, Tensor]
 Entry = TypeVar("Entry")
 
 
-# --- flat dictionaries -------------------------------------------------------------------------------------------
+# --- flat dictionaries ----------------------------------------------------------------------------
 
 
 def pick(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
     """The entries `part.*`, without the prefix."""
-    return {name[len(part) + 1 :]: value for name, value in entries.items() if name.startswith(part + ".")}
+    return {
+        name[len(part) + 1 :]: value
+        for name, value in entries.items()
+        if name.startswith(part + ".")
+    }
 
 
 def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
@@ -26,7 +30,8 @@ def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
 
 
 def cast(entries: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensors:
-    """The entries as a device computes with them, such as initial weights, which are made as a module makes them."""
+    """The entries as a device computes with them, such as initial weights, which are made as a
+    module makes them."""
     return {name: value.to(device, dtype) for name, value in entries.items()}
 
 
@@ -47,9 +52,13 @@ def at(table: Tensor, position: Tensor) -> Tensor:
 
 
 def grown(stored: Tensor, fresh: Tensor) -> Tensor:
-    """A stored tensor in memory of its own, with what a fresh one has beyond it: the rows of further classes in a head,
-    of further tasks in a table."""
-    if stored.dtype != fresh.dtype or stored.ndim != fresh.ndim or any(map(int.__gt__, stored.shape, fresh.shape)):
+    """A stored tensor in memory of its own, with what a fresh one has beyond it: the rows of
+    further classes in a head, of further tasks in a table."""
+    if (
+        stored.dtype != fresh.dtype
+        or stored.ndim != fresh.ndim
+        or any(map(int.__gt__, stored.shape, fresh.shape))
+    ):
         found, needed = ((str(t.dtype), tuple(t.shape)) for t in (stored, fresh))
         raise ValueError(f"{found} where {needed} is needed")
     result = fresh.clone(memory_format=torch.contiguous_format)
@@ -58,7 +67,8 @@ def grown(stored: Tensor, fresh: Tensor) -> Tensor:
 
 
 def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tensors:
-    """The weighted mean over the first axis of those who are present; what the absent sent, even NaN, has no effect."""
+    """The weighted mean over the first axis of those who are present; what the absent sent, even
+    NaN, has no effect."""
     weights = torch.where(present, weights, 0)
     weights = weights / weights.sum()
 

@@ -12,13 +12,26 @@ from fedmes.cli import app as cli
 from helpers.commands import arrays
 from helpers.forked import fedmes
 
-SMALL = ["--clients", "2", "--tasks", "2", "--rounds", "1", "--epochs", "1", "--set", "model.width=8"]
+SMALL = [
+    "--clients",
+    "2",
+    "--tasks",
+    "2",
+    "--rounds",
+    "1",
+    "--epochs",
+    "1",
+    "--set",
+    "model.width=8",
+]
 
 
 def test_help_does_not_import_torch(tmp_path):
     code = "import sys, fedmes.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
-    done = subprocess.run([sys.executable, "-m", "fedmes", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedmes", "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert all(command in done.stdout for command in ("run", "compare", "list"))
     for command in ("run", "resume", "extend", "compare", "list"):
@@ -28,7 +41,9 @@ def test_help_does_not_import_torch(tmp_path):
 def test_list(tmp_path):
     status, out, _ = fedmes("list", cwd=tmp_path)
     assert status == 0
-    assert all(name in out for name in ("fedavg", "fedmes", "split-digits", "synthetic", "cnn6", "linear"))
+    assert all(
+        name in out for name in ("fedavg", "fedmes", "split-digits", "synthetic", "cnn6", "linear")
+    )
     assert "cnn6" not in fedmes("list", "methods", cwd=tmp_path)[1]
     assert fedmes("list", "colours", cwd=tmp_path)[0] == 2
 
@@ -57,14 +72,22 @@ def test_quiet_prints_the_directory_only(tmp_path):
 
 
 def test_configuration_file_and_options(tmp_path):
-    """Options come before the file, the file before the benchmark; a plain value is a section's first key."""
+    """Options come before the file, the file before the benchmark; a plain value is a section's
+    first key."""
     (tmp_path / "c.toml").write_text(
         'method = "fedavg"\nclients = 2\nmodel = "linear"\nrounds = 3\n[optim]\nlr = 0.5\n'
     )
-    status, _, err = fedmes("run", "c.toml", "--rounds", 1, "--set", "optim.name=sgd", "--out", "o", "-q", cwd=tmp_path)
+    status, _, err = fedmes(
+        "run", "c.toml", "--rounds", 1, "--set", "optim.name=sgd", "--out", "o", "-q", cwd=tmp_path
+    )
     assert (status, err) == (0, "")
     result = json.loads((tmp_path / "o/result.json").read_text())
-    assert [result[key] for key in ("method", "clients", "model", "rounds")] == ["fedavg", 2, "linear", 1]
+    assert [result[key] for key in ("method", "clients", "model", "rounds")] == [
+        "fedavg",
+        2,
+        "linear",
+        1,
+    ]
     assert '"sgd"\nlr = 0.5' in (tmp_path / "o/config.toml").read_text()
 
 
@@ -80,13 +103,22 @@ def test_own_model_and_own_method_from_files(tmp_path):
         "    def features(self, x):\n"
         "        return self.body(x)\n"
         "class Alone(FedAvg):\n"
-        "    judged = 'personal'\n"
-        "    def begin_round(self, st, bc, sums, me):\n"
-        "        return self.start({n[2:]: t for n, t in st.items() if n.startswith('w.')})\n"
+        "    eval_model = 'personal'\n"
+        "    def begin_round(self, state, broadcast, sums, ctx):\n"
+        "        return self.start({n[2:]: t for n, t in state.items() if n.startswith('w.')})\n"
     )
     options = [option for option in SMALL if option not in ("--set", "model.width=8")]
     status, _, err = fedmes(
-        "run", *options, "--model", "mine.py:Net", "--method", "mine.py:Alone", "--out", "o", "-q", cwd=tmp_path
+        "run",
+        *options,
+        "--model",
+        "mine.py:Net",
+        "--method",
+        "mine.py:Alone",
+        "--out",
+        "o",
+        "-q",
+        cwd=tmp_path,
     )
     assert (status, err) == (0, "")
     result = json.loads((tmp_path / "o/result.json").read_text())
@@ -105,7 +137,10 @@ def test_compare_reuses_finished_runs(tmp_path):
     assert fedmes(*arguments, cwd=tmp_path)[:2][0] == 0
     assert (tmp_path / "c/fedavg/result.json").stat().st_mtime_ns == first
     assert (tmp_path / "c/fedmes/result.json").is_file()
-    hashes = {json.loads((tmp_path / f"c/{m}/result.json").read_text())["split_sha256"] for m in ("fedavg", "fedmes")}
+    hashes = {
+        json.loads((tmp_path / f"c/{m}/result.json").read_text())["split_sha256"]
+        for m in ("fedavg", "fedmes")
+    }
     assert len(hashes) == 1
 
 
@@ -147,8 +182,8 @@ BAD_OPTIONS = [
 
 @pytest.fixture
 def refused(tmp_path, monkeypatch, capsys):
-    """The message of a run that must end with status 2, in at most two lines, leaving nothing behind: the program as it
-    is started, but in this process, since there are many such runs."""
+    """The message of a run that must end with status 2, in at most two lines, leaving nothing
+    behind: the program as it is started, but in this process, since there are many such runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -201,10 +236,17 @@ def test_own_data_says_how_many_clients_there_are(refused, tmp_path):
     np.savez(tmp_path / "own.npz", **arrays())
     assert "has 2; leave the option out" in refused("--data", "own.npz", "--clients", "3")
     assert "choose one" in refused("--data", "own.npz", "--benchmark", "synthetic")
-    status, _, err = fedmes("run", "--data", "own.npz", "--rounds", 1, "--epochs", 1, "--out", "o", "-q", cwd=tmp_path)
+    status, _, err = fedmes(
+        "run", "--data", "own.npz", "--rounds", 1, "--epochs", 1, "--out", "o", "-q", cwd=tmp_path
+    )
     assert (status, err) == (0, "")
     result = json.loads((tmp_path / "o/result.json").read_text())
-    assert [result[key] for key in ("clients", "tasks", "model", "benchmark")] == [2, 2, "mlp", "own-data"]
+    assert [result[key] for key in ("clients", "tasks", "model", "benchmark")] == [
+        2,
+        2,
+        "mlp",
+        "own-data",
+    ]
 
 
 def test_toml_with_an_unknown_key_names_it(refused, tmp_path):
@@ -223,7 +265,8 @@ def test_a_directory_with_another_run_is_left_alone(refused, tmp_path):
     message = refused(*SMALL, "--rounds", 2, "--out", "o")
     assert "already holds a different run (rounds: 1 there, 2 here)" in message
     assert (tmp_path / "o/result.json").read_bytes() == kept
-    assert fedmes("run", "-q", *SMALL, "--out", "o", cwd=tmp_path)[0] == 0  # the same run may be done again
+    # the same run may be done again
+    assert fedmes("run", "-q", *SMALL, "--out", "o", cwd=tmp_path)[0] == 0
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.txt").write_text("mine")
     assert "holds no run" in refused(*SMALL, "--out", "other")

@@ -1,6 +1,8 @@
-"""Whatever a user hands over, a command succeeds or says in a line or two what is wrong: no traceback, no hang.
+"""Whatever a user hands over, a command succeeds or says in a line or two what is wrong: no
+traceback, no hang.
 
-The cases are the same each time. Longer, with others: FEDMES_FUZZ=20 python -m pytest tests/cli/test_fuzz.py
+The cases are the same each time. Longer, with others: FEDMES_FUZZ=20 python -m pytest
+tests/cli/test_fuzz.py
 """
 
 import os
@@ -73,9 +75,27 @@ def elsewhere():
         os.chdir(before)
 
 
-# --- configurations ------------------------------------------------------------------------------------------------
+# --- configurations -------------------------------------------------------------------------------
 
-NUMBERS = [0, 1, 2, 3, 5, -1, 10**9, 10**12, 2**70, 0.0, 0.5, 1.5, -0.5, 1e-300, 1e300, float("nan"), float("inf")]
+NUMBERS = [
+    0,
+    1,
+    2,
+    3,
+    5,
+    -1,
+    10**9,
+    10**12,
+    2**70,
+    0.0,
+    0.5,
+    1.5,
+    -0.5,
+    1e-300,
+    1e300,
+    float("nan"),
+    float("inf"),
+]
 ODD = [
     "",
     "auto",
@@ -96,7 +116,18 @@ ODD = [
     {"": None},
 ]
 MORE = {
-    "method": ["fedavg", "fedmes", "fedweit", "fedrep", "knn-per", "flwf-2t", "joint", "local-er", "ditto", "fedmess"],
+    "method": [
+        "fedavg",
+        "fedmes",
+        "fedweit",
+        "fedrep",
+        "knn-per",
+        "flwf-2t",
+        "joint",
+        "local-er",
+        "ditto",
+        "fedmess",
+    ],
     "model.name": ["linear", "mlp", "cnn2", "auto", "x.py:Net", "nowhere/x.py:Net", ":"],
     "stream.partition": [
         "dirichlet:0",
@@ -114,7 +145,12 @@ def words(annotation):
     """The words that a field takes."""
     if typing.get_origin(annotation) is typing.Literal:
         return list(typing.get_args(annotation))
-    return [word for part in typing.get_args(annotation) if not isinstance(part, str) for word in words(part)]
+    return [
+        word
+        for part in typing.get_args(annotation)
+        if not isinstance(part, str)
+        for word in words(part)
+    ]
 
 
 def fields():
@@ -130,7 +166,11 @@ FIELDS = dict(fields())
 
 
 def values(key):
-    fitting, numbers, odd = MORE.get(key, FIELDS[key]), some.sampled_from(NUMBERS), some.sampled_from(ODD)
+    fitting, numbers, odd = (
+        MORE.get(key, FIELDS[key]),
+        some.sampled_from(NUMBERS),
+        some.sampled_from(ODD),
+    )
     return some.one_of(*([some.sampled_from(fitting)] * 2 if fitting else []), numbers, odd)
 
 
@@ -141,7 +181,10 @@ def options(keys, most):
 
 
 @cases(300)
-@given(options(FIELDS, 6), some.dictionaries(some.text(max_size=8), some.sampled_from([*NUMBERS, *ODD]), max_size=1))
+@given(
+    options(FIELDS, 6),
+    some.dictionaries(some.text(max_size=8), some.sampled_from([*NUMBERS, *ODD]), max_size=1),
+)
 def test_any_options_are_validated(known, unknown):
     with well_behaved():
         made = config.load(None, known | unknown)
@@ -158,7 +201,9 @@ def stored(made):
 @given(some.one_of(some.text(max_size=60), some.binary(max_size=60)))
 def test_any_configuration_file(content):
     path = Path("any.toml")
-    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
+    path.write_bytes(
+        content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
+    )
     with well_behaved():
         config.load(path, {})
 
@@ -168,7 +213,8 @@ TINY = {
     "model.name": "linear", "synthetic.train": 8, "synthetic.test": 2, "synthetic.classes": 2, "stream.frac": 4,
     "data.image_size": 8,
 }  # fmt: skip
-SLOW = {"engine.compile", "device", "benchmark", "model.stem", "data.path"}  # compilers, GPUs, data that is not there
+# compilers, GPUs, data that is not there
+SLOW = {"engine.compile", "device", "benchmark", "model.stem", "data.path"}
 
 
 def accepted(key, value):
@@ -183,18 +229,25 @@ def accepted(key, value):
 @cases(110)
 @given(options(FIELDS.keys() - SLOW, 12), some.sampled_from(MORE["method"]))
 def test_tiny_runs(chosen, method):
-    chosen = TINY | {"method": method} | {key: value for key, value in chosen.items() if accepted(key, value)}
+    chosen = (
+        TINY
+        | {"method": method}
+        | {key: value for key, value in chosen.items() if accepted(key, value)}
+    )
     if chosen.get("engine.precision") == "bf16":
         return  # not every CPU has it
     with tempfile.TemporaryDirectory() as folder, well_behaved():
         prepared = prepare(config.load(None, chosen))
-        if sum(plan.work.epochs * plan.longest for f in prepared.federations for plan in f.plans) < 10**4:
+        if (
+            sum(plan.work.epochs * plan.longest for f in prepared.federations for plan in f.plans)
+            < 10**4
+        ):
             result = runner.execute(prepared, Path(folder) / "out")
             render.run_report(run_dir.load(Path(folder) / "out"))
             assert result.acc.shape == run_dir.load(Path(folder) / "out").acc.shape
 
 
-# --- own data --------------------------------------------------------------------------------------------------------
+# --- own data -------------------------------------------------------------------------------------
 
 N = 16
 GOOD = {
@@ -214,7 +267,9 @@ def changed_arrays(draw):
     for _ in range(draw(some.sampled_from([1, 1, 2]))):
         name = draw(some.sampled_from(sorted(GOOD)))
         value = made.get(name, GOOD[name])
-        change = draw(some.sampled_from(["gone", "dtype", "shape", "length", "values", "one value", "other"]))
+        change = draw(
+            some.sampled_from(["gone", "dtype", "shape", "length", "values", "one value", "other"])
+        )
         if change == "gone":
             made.pop(name, None)
             continue
@@ -225,28 +280,62 @@ def changed_arrays(draw):
                 continue
         elif change == "shape":
             shape = draw(
-                some.sampled_from([(N, 1), (N, 2, 2), (N, 2, 2, 3), (N, 9, 8, 1), (0,), (0, 3), (), (N, 0), (1, N)])
+                some.sampled_from(
+                    [
+                        (N, 1),
+                        (N, 2, 2),
+                        (N, 2, 2, 3),
+                        (N, 9, 8, 1),
+                        (0,),
+                        (0, 3),
+                        (),
+                        (N, 0),
+                        (1, N),
+                    ]
+                )
             )
             value = np.resize(value, shape)
         elif change == "length":
             value = value[: draw(some.integers(0, N))]
         elif change == "values":
             pool = draw(
-                some.sampled_from([[0], [0, 1, 2], [-1, 5], [2**62, -(2**62)], [0, np.nan], [np.inf, 1], [1e38, -1e38]])
+                some.sampled_from(
+                    [
+                        [0],
+                        [0, 1, 2],
+                        [-1, 5],
+                        [2**62, -(2**62)],
+                        [0, np.nan],
+                        [np.inf, 1],
+                        [1e38, -1e38],
+                    ]
+                )
             )
             value = np.resize(np.array(pool), value.shape)
         elif change == "one value":
             value = value.copy()
             if value.size:
-                value.flat[draw(some.integers(0, value.size - 1))] = draw(some.sampled_from([0, 1, 7]))
+                value.flat[draw(some.integers(0, value.size - 1))] = draw(
+                    some.sampled_from([0, 1, 7])
+                )
         else:
-            value = draw(some.sampled_from([np.array(["", "é/..", "a\n"] * 6)[:N], np.arange(N), np.zeros(N, "U0")]))
+            value = draw(
+                some.sampled_from(
+                    [np.array(["", "é/..", "a\n"] * 6)[:N], np.arange(N), np.zeros(N, "U0")]
+                )
+            )
         made[name] = value
     return made
 
 
 def learn(path, image_size=None):
-    numbers = {"data.path": str(path), "rounds": 1, "epochs": 1, "model": "linear", "data.image_size": image_size}
+    numbers = {
+        "data.path": str(path),
+        "rounds": 1,
+        "epochs": 1,
+        "model": "linear",
+        "data.image_size": image_size,
+    }
     made = config.load(None, {key: value for key, value in numbers.items() if value is not None})
     with tempfile.TemporaryDirectory() as folder:
         runner.execute(prepare(made), Path(folder) / "out")
@@ -263,8 +352,13 @@ def test_any_arrays(made):
 @some.composite
 def damaged(draw, content):
     """Bytes with a part gone, changed, doubled or put in."""
-    at, length = draw(some.integers(0, len(content))), draw(some.sampled_from([0, 1, 8, len(content)]))
-    new = draw(some.one_of(some.just(b""), some.binary(min_size=1, max_size=8), some.just(content[:50])))
+    at, length = (
+        draw(some.integers(0, len(content))),
+        draw(some.sampled_from([0, 1, 8, len(content)])),
+    )
+    new = draw(
+        some.one_of(some.just(b""), some.binary(min_size=1, max_size=8), some.just(content[:50]))
+    )
     return content[:at] + new + content[at + length :]
 
 
@@ -292,7 +386,9 @@ def png_bytes(mode, size, kind="PNG"):
 
 PICTURE = some.one_of(
     some.builds(
-        png_bytes, some.sampled_from(["1", "L", "LA", "P", "RGB", "RGBA", "I;16"]), some.sampled_from([(8, 8), (9, 4)])
+        png_bytes,
+        some.sampled_from(["1", "L", "LA", "P", "RGB", "RGBA", "I;16"]),
+        some.sampled_from([(8, 8), (9, 4)]),
     ),
     damaged(png_bytes("RGB", (8, 8))),
     *(
@@ -322,7 +418,9 @@ ODD_PLACES = [
 
 @cases(60)
 @given(
-    some.dictionaries(some.sampled_from(PLACES + ODD_PLACES), some.one_of(some.none(), PICTURE), max_size=3),
+    some.dictionaries(
+        some.sampled_from(PLACES + ODD_PLACES), some.one_of(some.none(), PICTURE), max_size=3
+    ),
     some.sampled_from([None, None, 8, 1, 10**9]),
 )
 def test_any_folders(changes, image_size):
@@ -331,13 +429,17 @@ def test_any_folders(changes, image_size):
     with tempfile.TemporaryDirectory() as folder, well_behaved():
         for name, content in files.items():
             path = Path(folder) / name
-            if content is not None and not path.is_dir() and not any(parent.is_file() for parent in path.parents):
+            if (
+                content is not None
+                and not path.is_dir()
+                and not any(parent.is_file() for parent in path.parents)
+            ):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
         learn(folder, image_size)
 
 
-# --- result directories ----------------------------------------------------------------------------------------------
+# --- result directories ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +449,13 @@ def runs(tmp_path_factory):
     first, more = folder / "own.npz", folder / "more.npz"
     np.savez(first, **GOOD)
     np.savez(more, **(GOOD | {"task": GOOD["task"] + 2}))
-    numbers = {"data.path": str(first), "rounds": 1, "epochs": 1, "model": "linear", "checkpoint.every": "round"}
+    numbers = {
+        "data.path": str(first),
+        "rounds": 1,
+        "epochs": 1,
+        "model": "linear",
+        "checkpoint.every": "round",
+    }
     prepared = prepare(config.load(None, numbers))
     runner.execute(prepared, folder / "finished")
 
@@ -360,8 +468,20 @@ def runs(tmp_path_factory):
     return folder
 
 
-NAMES = ["config.toml", "result.json", "accuracy.npz", "rounds.csv", "seed0/split.json", "checkpoint", ".lock"]
-NAMES += [f"checkpoint/round-00000{n}.{kind}" for n in (1, 2) for kind in ("safetensors", "json", "sha256")]
+NAMES = [
+    "config.toml",
+    "result.json",
+    "accuracy.npz",
+    "rounds.csv",
+    "seed0/split.json",
+    "checkpoint",
+    ".lock",
+]
+NAMES += [
+    f"checkpoint/round-00000{n}.{kind}"
+    for n in (1, 2)
+    for kind in ("safetensors", "json", "sha256")
+]
 
 
 @cases(130)
@@ -373,16 +493,21 @@ def test_any_result_directory(runs, data):
         shutil.copytree(runs / state, out)
         for name in data.draw(some.lists(some.sampled_from(NAMES), min_size=1, max_size=2)):
             path = out / name
-            change = data.draw(some.sampled_from(["remove", "folder", "damage", "damage", "damage", "garbage"]))
+            change = data.draw(
+                some.sampled_from(["remove", "folder", "damage", "damage", "damage", "garbage"])
+            )
             if change == "remove":
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             elif change == "folder" and not path.exists():
                 path.mkdir(parents=True)
             elif path.is_file():
                 garbage = some.one_of(
-                    some.binary(max_size=30), some.sampled_from([b"[]", b"{}", b"[" * 9999, b"x = 1"])
+                    some.binary(max_size=30),
+                    some.sampled_from([b"[]", b"{}", b"[" * 9999, b"x = 1"]),
                 )
-                path.write_bytes(data.draw(garbage if change == "garbage" else damaged(path.read_bytes())))
+                path.write_bytes(
+                    data.draw(garbage if change == "garbage" else damaged(path.read_bytes()))
+                )
         use(
             out,
             runs / "more.npz",

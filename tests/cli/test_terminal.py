@@ -1,4 +1,5 @@
-"""Commands at a terminal: bars and tables through a real pseudo-terminal, and a Ctrl-C that is typed there."""
+"""Commands at a terminal: bars and tables through a real pseudo-terminal, and a Ctrl-C that is
+typed there."""
 
 import errno
 import os
@@ -15,7 +16,20 @@ from fedmes.cli import app as cli
 from fedmes.results import checkpoint
 from helpers.file_server import cifar, server  # noqa: F401  (fixtures)
 
-SMALL = ["--benchmark", "synthetic", "--clients", 2, "--tasks", 2, "--rounds", 2, "--epochs", 1, "--model", "linear"]
+SMALL = [
+    "--benchmark",
+    "synthetic",
+    "--clients",
+    2,
+    "--tasks",
+    2,
+    "--rounds",
+    2,
+    "--epochs",
+    1,
+    "--model",
+    "linear",
+]
 
 
 def everything(master):
@@ -45,7 +59,11 @@ def terminal(monkeypatch, tmp_path):
         seen = []
         reader = threading.Thread(target=lambda: seen.append(everything(master)))
         reader.start()
-        with monkeypatch.context() as patch, open(slave, "w") as screen, pytest.raises(SystemExit) as end:
+        with (
+            monkeypatch.context() as patch,
+            open(slave, "w") as screen,
+            pytest.raises(SystemExit) as end,
+        ):
             patch.setattr(sys, "argv", ["fedmes", *map(str, words)])
             patch.setattr(sys, "stdout", screen)
             patch.setattr(sys, "stderr", screen)
@@ -60,7 +78,8 @@ def terminal(monkeypatch, tmp_path):
 def test_run(terminal):
     status, seen = terminal("run", *SMALL, "--out", "o")
     assert status == 0, seen
-    assert "━" in seen and "task 2/2, round 2/2, accuracy so far 0." in seen  # the bar, up to its end
+    # the bar, up to its end
+    assert "━" in seen and "task 2/2, round 2/2, accuracy so far 0." in seen
     assert "Acc_ALL" in seen and "result: o" in seen
     status, seen = terminal("run", *SMALL, "--out", "o")
     assert status == 0 and "its result is reused" in seen and "Acc_ALL" in seen
@@ -76,12 +95,25 @@ def test_compare(terminal):
 
 
 def test_reproduce(terminal):
-    words = ["reproduce", "table1", "--benchmarks", "synthetic", "--clients", 2, "--seeds", 0, "--methods", "fedavg"]
+    words = [
+        "reproduce",
+        "table1",
+        "--benchmarks",
+        "synthetic",
+        "--clients",
+        2,
+        "--seeds",
+        0,
+        "--methods",
+        "fedavg",
+    ]
     for option in ("tasks=2", "rounds=1", "epochs=1", "model.name=linear", "synthetic.train=20"):
         words += ["--set", option]
     status, seen = terminal(*words, "--out", "s")
     assert status == 0, seen
-    assert "running s/runs/synthetic-2-clients-seed-0/fedavg" in seen and "task 2/2, round 1/1" in seen
+    assert (
+        "running s/runs/synthetic-2-clients-seed-0/fedavg" in seen and "task 2/2, round 1/1" in seen
+    )
     assert "| fedavg" in seen
     assert "reused s/runs/" in terminal(*words, "--out", "s")[1]
 
@@ -97,13 +129,25 @@ def test_data_fetch(terminal, cifar, tmp_path):  # noqa: F811
 
 def test_an_error(terminal):
     status, seen = terminal("run", "--method", "fedmess")
-    assert status == 2 and seen.strip().splitlines() == ["error: unknown method 'fedmess'; did you mean 'fedmes'?"]
+    assert status == 2 and seen.strip().splitlines() == [
+        "error: unknown method 'fedmess'; did you mean 'fedmes'?"
+    ]
 
 
 def test_control_c(tmp_path):
     """Typed once, when the bar shows the first round."""
     master, slave = pty.openpty()
-    words = [*map(str, SMALL[:-4]), "--epochs", "1", "--rounds", "2000", "--model", "linear", "--out", "o"]
+    words = [
+        *map(str, SMALL[:-4]),
+        "--epochs",
+        "1",
+        "--rounds",
+        "2000",
+        "--model",
+        "linear",
+        "--out",
+        "o",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedmes", "run", *words], stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path,
         env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "120"}, start_new_session=True,

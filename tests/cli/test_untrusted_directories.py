@@ -1,4 +1,5 @@
-"""Directories and names of others: their Python is not run, their links are not followed, their names do no harm."""
+"""Directories and names of others: their Python is not run, their links are not followed, their
+names do no harm."""
 
 import csv
 import os
@@ -44,7 +45,8 @@ def honest(data, tmp_path_factory):
 
 @pytest.fixture
 def gift(honest, tmp_path, monkeypatch):
-    """A copy of that run whose configuration may be changed, and where a file would show that it was run."""
+    """A copy of that run whose configuration may be changed, and where a file would show that it
+    was run."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(honest, tmp_path / "gift")
     (tmp_path / "gift/evil.py").write_text(EVIL.format(marker=str(tmp_path / "marker")))
@@ -65,7 +67,18 @@ COMMANDS = {
     "resume": ("resume", "gift"),
     "extend": ("extend", "gift", "--data", "MORE", "--out", "new"),
     "run": ("run", "gift/config.toml", "--out", "new"),
-    "run --resume": ("run", "--data", "OWN", "--rounds", "1", "--epochs", "1", "--resume", "--out", "gift"),
+    "run --resume": (
+        "run",
+        "--data",
+        "OWN",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+        "--resume",
+        "--out",
+        "gift",
+    ),
     "compare": ("compare", "gift/config.toml", "--methods", "fedavg", "--out", "new"),
 }
 
@@ -74,7 +87,10 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_python_that_only_a_directory_names_is_not_run(name, kind, gift, data, command, tmp_path):
     names_its_own(gift, kind)
-    words = [{"MORE": data / "more.npz", "OWN": data / "own.npz"}.get(word, word) for word in COMMANDS[name]]
+    words = [
+        {"MORE": data / "more.npz", "OWN": data / "own.npz"}.get(word, word)
+        for word in COMMANDS[name]
+    ]
     if (name, kind) == ("compare", "method"):  # it does not use the file's
         assert command(*words, "-q")[0] == 0
     else:
@@ -97,7 +113,10 @@ def test_what_the_message_says_lets_it_run(name, allowed, gift, data, command, t
     (gift / "result.json").unlink()
     words = [str(data / "more.npz") if word == "MORE" else word for word in COMMANDS[name]]
     if name == "extend":
-        assert "not finished; first: fedmes resume gift --model gift/evil.py:Model" in command(*words, *allowed)[2]
+        assert (
+            "not finished; first: fedmes resume gift --model gift/evil.py:Model"
+            in command(*words, *allowed)[2]
+        )
         assert command("resume", "gift", "--trust", "-q")[0] == 0
     assert command(*words, *allowed, "-q")[0] == 0
     assert (tmp_path / "marker").exists()
@@ -111,26 +130,46 @@ def test_from_python(gift, data, tmp_path):
         lambda: fedmes.run(data=str(data / "own.npz"), rounds=1, epochs=1, out=gift, resume=True),
         lambda: fedmes.extend(gift, more, out="new"),
     ):
-        with pytest.raises(UserError, match=r"would be run as Python.*\n.*--method gift/evil\.py:Method"):
+        with pytest.raises(
+            UserError, match=r"would be run as Python.*\n.*--method gift/evil\.py:Method"
+        ):
             call()
     assert not (tmp_path / "marker").exists()
-    assert fedmes.extend(gift, more, method="gift/evil.py:Method", out="new").acc.shape == (1, 2, 2, 2)
+    assert fedmes.extend(gift, more, method="gift/evil.py:Method", out="new").acc.shape == (
+        1,
+        2,
+        2,
+        2,
+    )
     assert fedmes.run(gift / "config.toml", out="other", trust=True).directory
 
 
 def test_a_folder_of_studies_names_no_python(gift, command, tmp_path):
     (tmp_path / "studies").mkdir()
-    (tmp_path / "studies/protocol.toml").write_text('[synthetic]\n"model.name" = "gift/evil.py:Model"\n')
-    words = ("reproduce", "table1", "--benchmarks", "synthetic", "--clients", "2", "--out", "studies")
+    (tmp_path / "studies/protocol.toml").write_text(
+        '[synthetic]\n"model.name" = "gift/evil.py:Model"\n'
+    )
+    words = (
+        "reproduce",
+        "table1",
+        "--benchmarks",
+        "synthetic",
+        "--clients",
+        "2",
+        "--out",
+        "studies",
+    )
     status, _, err = command(*words)
     assert status == 2 and "would be run as Python" in err
     assert not (tmp_path / "marker").exists()
 
 
-# --- links --------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["rounds.csv", "accuracy.npz", "config.toml", "seed0/split.json", ".lock"])
+@pytest.mark.parametrize(
+    "name", ["rounds.csv", "accuracy.npz", "config.toml", "seed0/split.json", ".lock"]
+)
 def test_a_link_to_a_file(name, gift, command, tmp_path):
     target = tmp_path / "precious"
     target.write_bytes((gift / name).read_bytes() if name == "config.toml" else b"precious")
@@ -178,7 +217,7 @@ def test_files_of_others_in_a_run_stay(gift, command):
     assert [path.read_text() for path in notes] == ["mine"] * 3
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def test_text_that_controls_nothing():
@@ -202,7 +241,9 @@ def odd(tmp_path, monkeypatch):
 
 
 def test_names_in_latex_csv_and_figures(odd, command, tmp_path):
-    status, out, _ = command("report", *odd, "--out", "r.html", "--csv", "t.csv", "--latex", "t.tex", "--figures", "f")
+    status, out, _ = command(
+        "report", *odd, "--out", "r.html", "--csv", "t.csv", "--latex", "t.tex", "--figures", "f"
+    )
     assert status == 0
     assert out.count("\n") == 2 and "\x1b" not in out
     latex = (tmp_path / "t.tex").read_text()

@@ -1,4 +1,5 @@
-"""Files that others have made: nothing in them is executed, and no memory is taken for what they only claim to hold."""
+"""Files that others have made: nothing in them is executed, and no memory is taken for what they
+only claim to hold."""
 
 import hashlib
 import io
@@ -29,7 +30,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 def npy(shape, data=b"", descr="<f4"):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + data
 
 
@@ -61,7 +64,10 @@ class TestOwnData:
             open_own(path, None, 1)
 
     def test_other_files_in_the_archive_do_not_matter(self, tmp_path):
-        assert open_own(npz(tmp_path / "own.npz", notes=b"words"), None, 1).dataset.x.shape == (24, 4)
+        assert open_own(npz(tmp_path / "own.npz", notes=b"words"), None, 1).dataset.x.shape == (
+            24,
+            4,
+        )
 
     @staticmethod
     def folder(tmp_path, content):
@@ -74,18 +80,33 @@ class TestOwnData:
     @pytest.mark.parametrize("size", [(60_000, 60_000), (2**31 - 1, 2**31 - 1), (10_000, 10_000)])
     def test_a_small_file_with_a_huge_picture(self, size, tmp_path):
         def chunk(kind, data):
-            return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            return (
+                struct.pack(">I", len(data))
+                + kind
+                + data
+                + struct.pack(">I", zlib.crc32(kind + data))
+            )
 
         header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 2, 0, 0, 0))
-        bomb = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+        bomb = (
+            b"\x89PNG\r\n\x1a\n"
+            + header
+            + chunk(b"IDAT", zlib.compress(bytes(1000)))
+            + chunk(b"IEND", b"")
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of what is refused
-            with pytest.raises(UserError, match=r"picture\.png: (\d+x\d+ pixels are more|cannot be read as an image)"):
+            with pytest.raises(
+                UserError,
+                match=r"picture\.png: (\d+x\d+ pixels are more|cannot be read as an image)",
+            ):
                 open_own(self.folder(tmp_path, bomb), 32, 1)
 
     def test_postscript_is_no_picture(self, tmp_path):
         """Pillow hands it to Ghostscript, which runs what it says."""
-        program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) run\n%%EOF\n"
+        program = (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) run\n%%EOF\n"
+        )
         with pytest.raises(UserError, match="cannot be read as an image"):
             open_own(self.folder(tmp_path, program), None, 1)
 
@@ -147,15 +168,19 @@ def test_a_pickle_takes_no_memory_and_runs_nothing(tmp_path):
         (tmp_path / "p").write_bytes(pickle.dumps({"data": bad}, protocol=2))
         with pytest.raises(UserError, match="not a pickle of plain data"):
             read_pickle(tmp_path / "p")
-    huge = pickle.dumps(np.zeros(3, np.uint8), protocol=2).replace(b"K\x03\x85", b"\x8a\x06" + bytes(5) + b"\x01\x85")
+    huge = pickle.dumps(np.zeros(3, np.uint8), protocol=2).replace(
+        b"K\x03\x85", b"\x8a\x06" + bytes(5) + b"\x01\x85"
+    )
     (tmp_path / "p").write_bytes(huge)
     with pytest.raises(UserError, match="not a pickle of plain data"):
         read_pickle(tmp_path / "p")
     assert not marker.exists()
-    (tmp_path / "p").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")  # an entry far behind in a list of notes
+    # an entry far behind in a list of notes
+    (tmp_path / "p").write_bytes(b"\x80\x02}r\xff\xff\xff\x7f.")
     tracemalloc.start()
     assert read_pickle(tmp_path / "p") == {}
-    (tmp_path / "p").write_bytes(b"\x80\x05\x96" + struct.pack("<Q", 2**28) + b".")  # a bytearray that is not there
+    # a bytearray that is not there
+    (tmp_path / "p").write_bytes(b"\x80\x05\x96" + struct.pack("<Q", 2**28) + b".")
     with pytest.raises(UserError, match="not a pickle of plain data"):
         read_pickle(tmp_path / "p")
     assert tracemalloc.get_traced_memory()[1] < 1_000_000
@@ -194,10 +219,18 @@ NUMBER = (3, "<", None, None, None, -1, -1, 0)
 U1, I8 = Kind("u1", NUMBER), Kind("i8", NUMBER)
 ADDRESSES = struct.pack("<Q", 0xDEAD_BEEF)
 FORGED = {
-    "bytes as objects": Array(1, (1,), Kind("O8", (3, "|", None, None, None, -1, -1, 0)), False, ADDRESSES),
-    "objects by flags": Array(1, (1,), Kind("i8", (3, "|", None, None, None, -1, -1, 63)), False, ADDRESSES),
-    "fields": Array(1, (1,), Kind("V8", (3, "|", None, ("a",), {"a": (I8, 0)}, 8, 1, 0)), False, ADDRESSES),
-    "fields of a number": Array(1, (1,), Kind("i8", (3, "|", None, ("a",), {"a": (I8, 0)}, 8, 1, 0)), False, ADDRESSES),
+    "bytes as objects": Array(
+        1, (1,), Kind("O8", (3, "|", None, None, None, -1, -1, 0)), False, ADDRESSES
+    ),
+    "objects by flags": Array(
+        1, (1,), Kind("i8", (3, "|", None, None, None, -1, -1, 63)), False, ADDRESSES
+    ),
+    "fields": Array(
+        1, (1,), Kind("V8", (3, "|", None, ("a",), {"a": (I8, 0)}, 8, 1, 0)), False, ADDRESSES
+    ),
+    "fields of a number": Array(
+        1, (1,), Kind("i8", (3, "|", None, ("a",), {"a": (I8, 0)}, 8, 1, 0)), False, ADDRESSES
+    ),
     "texts": Array(1, (1,), Kind("U2", NUMBER), False, ADDRESSES),
     "dates": Array(1, (1,), Kind("M8", NUMBER), False, ADDRESSES),
     "no type": Array(1, (1,), None, False, ADDRESSES),
@@ -206,8 +239,12 @@ FORGED = {
     "negative sizes": Array(1, (-1, -8), U1, False, ADDRESSES),
     "a list of objects": Array(1, (1,), I8, False, [print]),
     "no shape": Array(1, None, U1, False, ADDRESSES),
-    "a name that would be endless as a text": Array(1, (1,), Kind(nested(), NUMBER), False, ADDRESSES),
-    "a state that would be endless as a text": Array(1, (1,), Kind("i8", (3, nested())), False, ADDRESSES),
+    "a name that would be endless as a text": Array(
+        1, (1,), Kind(nested(), NUMBER), False, ADDRESSES
+    ),
+    "a state that would be endless as a text": Array(
+        1, (1,), Kind("i8", (3, nested())), False, ADDRESSES
+    ),
     "nothing": Array(),
 }
 
@@ -279,7 +316,14 @@ def test_a_forged_miniimagenet_is_an_error_of_one_line(pictures, classes, tmp_pa
     assert "\n" not in str(error.value) and str(error.value).startswith(str(tmp_path))
 
 
-SMALL = {"benchmark": "synthetic", "clients": 2, "tasks": 1, "rounds": 2, "epochs": 1, "model": "linear"}
+SMALL = {
+    "benchmark": "synthetic",
+    "clients": 2,
+    "tasks": 1,
+    "rounds": 2,
+    "epochs": 1,
+    "model": "linear",
+}
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +353,9 @@ def signed(out, tensors=None, about=None):
     for file, content in zip(files, (tensors, about), strict=True):
         if content is not None:
             file.write_bytes(content)
-    sums = "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
+    sums = "".join(
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files
+    )
     path.with_suffix(".sha256").write_text(sums)
 
 
@@ -323,7 +369,12 @@ HUGE = {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}
 
 @pytest.mark.parametrize(
     "content",
-    [header(learned=HUGE), struct.pack("<Q", 2**63) + b"{}", header(learned=HUGE | {"shape": [2**40, 2**40]}), b""],
+    [
+        header(learned=HUGE),
+        struct.pack("<Q", 2**63) + b"{}",
+        header(learned=HUGE | {"shape": [2**40, 2**40]}),
+        b"",
+    ],
 )
 def test_a_checkpoint_with_impossible_tensors_is_a_damaged_one(content, stopped):
     signed(stopped, tensors=content)
@@ -346,7 +397,11 @@ def test_a_checkpoint_that_does_not_fit(changes, stopped):
 
 
 def test_a_checkpoint_of_other_tensors(stopped):
-    signed(stopped, tensors=header(learned={"dtype": "I64", "shape": [1, 2], "data_offsets": [0, 16]}) + bytes(16))
+    signed(
+        stopped,
+        tensors=header(learned={"dtype": "I64", "shape": [1, 2], "data_offsets": [0, 16]})
+        + bytes(16),
+    )
     with pytest.raises(UserError, match="its checkpoint does not fit the run"):
         fedmes.run(stopped / "config.toml", out=stopped, resume=True)
     signed(stopped, about=DEEP.encode())

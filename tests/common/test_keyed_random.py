@@ -36,7 +36,9 @@ def test_draws_are_frozen():
 @given(st.integers(0, 60), st.integers(0, 2**32), st.text(max_size=8))
 @settings(deadline=None, max_examples=60, derandomize=True)
 def test_uniforms_are_splitmix64_of_the_key(count, seed, purpose):
-    assert keyed_random.uniforms(count, seed, purpose).tolist() == list(splitmix(count, seed, purpose))
+    assert keyed_random.uniforms(count, seed, purpose).tolist() == list(
+        splitmix(count, seed, purpose)
+    )
 
 
 @given(st.integers(0, 300), st.integers(0, 2**32), st.text(max_size=8))
@@ -48,7 +50,10 @@ def test_a_permutation_is_one(n, seed, purpose):
 
 
 def test_a_shape_is_the_same_numbers_in_rows():
-    assert keyed_random.uniforms((2, 3), 5, "a").tolist() == keyed_random.uniforms(6, 5, "a").reshape(2, 3).tolist()
+    assert (
+        keyed_random.uniforms((2, 3), 5, "a").tolist()
+        == keyed_random.uniforms(6, 5, "a").reshape(2, 3).tolist()
+    )
     assert keyed_random.uniforms((2, 0), 5, "a").shape == (2, 0)
 
 

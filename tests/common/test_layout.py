@@ -1,4 +1,5 @@
-"""The order of the rooms: data flows from the first folder to the last, and no import runs against it."""
+"""The order of the rooms: data flows from the first folder to the last, and no import runs against
+it."""
 
 import ast
 import re
@@ -9,22 +10,35 @@ import pytest
 import fedmes
 
 PACKAGE = Path(fedmes.__file__).parent
-ROOT = {"__init__", "__main__", "errors", "tensors", "version", "functional", "contract", "flowerapp"}
+ROOT = {
+    "__init__",
+    "__main__",
+    "errors",
+    "tensors",
+    "version",
+    "functional",
+    "contract",
+    "flowerapp",
+}
 FOLDERS = [
     "common", "config", "data", "scenario", "models", "methods", "results", "engines", "engines.stacked",
     "engines.flower", "experiment", "prediction", "report", "studies", "deployment", "cli",
 ]  # fmt: skip
-# What every folder may import, since it imports none of them; and the doors, which import any of them.
+# What every folder may import, since it imports none of them; and the doors, which import any of
+# them.
 BELOW = {"fedmes.errors", "fedmes.tensors", "fedmes.version"}
 DOORS = {"fedmes", "fedmes.__main__", "fedmes.functional", "fedmes.contract", "fedmes.flowerapp"}
 MODULES = {
-    ".".join(("fedmes", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    ".".join(("fedmes", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
     for path in PACKAGE.rglob("*.py")
 }
 
 
 def floor(module):
-    """Where a module stands: the index of its folder; -1 below all folders, and above them all for a door."""
+    """Where a module stands: the index of its folder; -1 below all folders, and above them all for
+    a door."""
     if module in BELOW:
         return -1
     if module in DOORS:
@@ -37,8 +51,8 @@ def floor(module):
 
 
 def imported(path):
-    """Every module of the package that a file names: imports at the top, late ones, those for type checkers, and
-    dotted names in texts, which are imported by name."""
+    """Every module of the package that a file names: imports at the top, late ones, those for type
+    checkers, and dotted names in texts, which are imported by name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "fedmes")
@@ -65,10 +79,14 @@ def test_the_root_holds_few_files():
 
 
 def test_every_folder_is_in_the_order_and_says_what_it_holds():
-    folders = {".".join(path.parent.relative_to(PACKAGE).parts) for path in PACKAGE.rglob("*.py")} - {""}
+    folders = {
+        ".".join(path.parent.relative_to(PACKAGE).parts) for path in PACKAGE.rglob("*.py")
+    } - {""}
     assert folders == set(FOLDERS)
     for folder in FOLDERS:
-        said = ast.get_docstring(ast.parse((PACKAGE / folder.replace(".", "/") / "__init__.py").read_text()))
+        said = ast.get_docstring(
+            ast.parse((PACKAGE / folder.replace(".", "/") / "__init__.py").read_text())
+        )
         assert said, folder
 
 
@@ -81,7 +99,17 @@ def test_the_map_of_the_contributing_guide_names_every_folder():
 def test_one_door_for_authors_of_methods():
     from fedmes import methods
 
-    for name in ("FedAvg", "Method", "Batch", "Me", "pick", "put", "hashed_uniforms", "cross_entropy", "Voting"):
+    for name in (
+        "FedAvg",
+        "Method",
+        "Batch",
+        "Me",
+        "pick",
+        "put",
+        "hashed_uniforms",
+        "cross_entropy",
+        "Voting",
+    ):
         assert getattr(methods, name)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = methods.Nothing

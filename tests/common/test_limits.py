@@ -59,7 +59,8 @@ def test_the_tightest_of_the_groups_around_counts(system):
 
 def test_version_1_with_a_path_that_is_not_seen_from_inside(system):
     system(
-        cgroup="12:cpu,cpuacct:/docker/1\n9:memory:/docker/1\n0::/docker/1", **version_1("", 50 * MB, 20 * MB, 5 * MB)
+        cgroup="12:cpu,cpuacct:/docker/1\n9:memory:/docker/1\n0::/docker/1",
+        **version_1("", 50 * MB, 20 * MB, 5 * MB),
     )
     assert limits.free_memory() == 35 * MB
     system(**version_1("docker__1__", 9223372036854771712, 20 * MB))

@@ -20,13 +20,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_snippet_of_the_readme_runs(tmp_path):
-    """Each Python block is saved under the name in its first line; then the commands that use them are run."""
+    """Each Python block is saved under the name in its first line; then the commands that use them
+    are run."""
     text = (ROOT / "README.md").read_text()
     snippets = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL))
     assert set(snippets) == {"make_data.py", "my_model.py", "my_method.py", "from_python.py"}
     for name, code in snippets.items():
         (tmp_path / name).write_text(code)
-    commands = [c for c in re.findall(r"```bash\n(.*?)\n```", text) if c.startswith("fedmes run --")]
+    commands = [
+        c for c in re.findall(r"```bash\n(.*?)\n```", text) if c.startswith("fedmes run --")
+    ]
     assert len(commands) == 3
     small = " --rounds 1 --epochs 1 -q"
     lines = ["python make_data.py", *(c + small for c in commands), "python from_python.py"]
@@ -45,7 +48,9 @@ def test_every_snippet_of_the_readme_runs(tmp_path):
 
 
 def test_every_option_is_documented():
-    documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE)
+    )
     assert documented == set(config.option_names())
 
 
@@ -58,7 +63,8 @@ SMALLER = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
-    """Python blocks are saved under the name in their first line, then the page's commands run in order, made small."""
+    """Python blocks are saved under the name in their first line, then the page's commands run in
+    order, made small."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / f"docs/{page}.md").read_text()
     for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
@@ -70,7 +76,9 @@ def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
             pixels = np.random.RandomState(place + number).randint(0, 255, (size, size), np.uint8)
             Image.fromarray(pixels).save(folder / f"{number}.png")
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines() if not line.startswith("pip ")]
+    commands = [
+        line for block in blocks for line in block.splitlines() if not line.startswith("pip ")
+    ]
     assert len(commands) == PAGES[page]
     for command in commands:
         program, *words = shlex.split(command)
@@ -121,6 +129,8 @@ def test_what_a_page_names_is_there(page):
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    command = re.search(r"^pip install -e .*pytest.*$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
+    command = re.search(
+        r"^pip install -e .*pytest.*$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )[0]
     assert f"\n{command} || exit 1\n" in (ROOT / ".ci/run").read_text()
     assert command in (ROOT / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,5 @@
-"""Readers of the official layouts, on small trees made here; on the real images where FEDMES_TEST_DATA names them."""
+"""Readers of the official layouts, on small trees made here; on the real images where
+FEDMES_TEST_DATA names them."""
 
 import gzip
 import os
@@ -40,9 +41,15 @@ def cifar(root, per_class=3):
     for part, count in (("train", per_class), ("test", 1)):
         y = np.repeat(np.arange(100), count)
         made[part] = rng.integers(0, 256, (len(y), 3, 32, 32), dtype=np.uint8)
-        content = {b"data": made[part].reshape(len(y), -1), b"fine_labels": y.tolist(), b"filenames": [b"a"] * len(y)}
+        content = {
+            b"data": made[part].reshape(len(y), -1),
+            b"fine_labels": y.tolist(),
+            b"filenames": [b"a"] * len(y),
+        }
         (folder / part).write_bytes(pickle.dumps(content, protocol=2))
-    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [f"c{i}".encode() for i in range(100)]}))
+    (folder / "meta").write_bytes(
+        pickle.dumps({b"fine_label_names": [f"c{i}".encode() for i in range(100)]})
+    )
     return made
 
 
@@ -64,10 +71,12 @@ def core50(root, sessions=11):
     for s in range(1, sessions + 1):
         for o in (1, 2, 50):
             for f in range(5):
-                picture(root / f"core50_128x128/s{s}/o{o}/C_{s:02d}_{o:02d}_{f:03d}.png", 10 * s + f, 16)
+                picture(
+                    root / f"core50_128x128/s{s}/o{o}/C_{s:02d}_{o:02d}_{f:03d}.png", 10 * s + f, 16
+                )
 
 
-# --- CIFAR-100 -----------------------------------------------------------------------------------------------------
+# --- CIFAR-100 ------------------------------------------------------------------------------------
 
 
 def test_cifar100(tmp_path):
@@ -88,7 +97,9 @@ def python2_pickle(value):
     if isinstance(value, list):
         return b"](" + b"".join(map(python2_pickle, value)) + b"e"
     if isinstance(value, dict):
-        return b"}(" + b"".join(python2_pickle(part) for item in value.items() for part in item) + b"u"
+        return (
+            b"}(" + b"".join(python2_pickle(part) for item in value.items() for part in item) + b"u"
+        )
     empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR"
     dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     shape = b"(" + b"".join(map(python2_pickle, value.shape)) + b"t"
@@ -101,7 +112,12 @@ def test_cifar100_as_it_is_published(tmp_path):
     for part, count in (("train", 3), ("test", 1)):
         y = np.repeat(np.arange(100), count).tolist()
         x = made[part].reshape(len(y), -1)
-        content = {b"filenames": [b"a_s_1.png"] * len(y), b"batch_label": b"only one", b"fine_labels": y, b"data": x}
+        content = {
+            b"filenames": [b"a_s_1.png"] * len(y),
+            b"batch_label": b"only one",
+            b"fine_labels": y,
+            b"data": x,
+        }
         (folder / part).write_bytes(b"\x80\x02" + python2_pickle(content) + b".")
     names = [f"c{i}".encode() for i in range(100)]
     (folder / "meta").write_bytes(b"\x80\x02" + python2_pickle({b"fine_label_names": names}) + b".")
@@ -129,14 +145,16 @@ def test_a_damaged_file_is_named_and_a_repaired_one_read(tmp_path, damage):
     cifar(tmp_path)
     path = tmp_path / "cifar-100-python/test"
     whole = path.read_bytes()
-    path.write_bytes(whole[:1000] if damage == "truncated" else pickle.dumps({b"data": np.zeros(3)}))
+    path.write_bytes(
+        whole[:1000] if damage == "truncated" else pickle.dumps({b"data": np.zeros(3)})
+    )
     with pytest.raises(UserError, match="cifar-100-python/test: "):
         catalog.load("cifar100", root=tmp_path)
     path.write_bytes(whole)
     assert len(catalog.load("cifar100", root=tmp_path).y) == 400
 
 
-# --- EMNIST --------------------------------------------------------------------------------------------------------
+# --- EMNIST ---------------------------------------------------------------------------------------
 
 
 def test_emnist_drops_the_two_smallest_classes_and_turns_images(tmp_path):
@@ -164,19 +182,25 @@ def test_a_truncated_archive(tmp_path):
     whole = path.read_bytes()
     for damaged in (whole[:-200], gzip.compress(gzip.decompress(whole)[:-1]), b"", b"no gzip"):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"test-images-idx3-ubyte.gz: truncated or damaged .* fetch it again"):
+        with pytest.raises(
+            UserError, match=r"test-images-idx3-ubyte.gz: truncated or damaged .* fetch it again"
+        ):
             catalog.load("emnist-letters", root=tmp_path)
     path.write_bytes(whole)
     assert len(catalog.load("emnist-letters", root=tmp_path).y) == 52
 
 
-# --- CORe50 --------------------------------------------------------------------------------------------------------
+# --- CORe50 ---------------------------------------------------------------------------------------
 
 
 def test_core50(tmp_path):
     core50(tmp_path)
     data = catalog.load("core50", root=tmp_path, image_size=8)
-    assert (data.x.shape[1:], len(data.class_names), data.train_count) == ((8, 8, 3), 550, 11 * 3 * 4)
+    assert (data.x.shape[1:], len(data.class_names), data.train_count) == (
+        (8, 8, 3),
+        550,
+        11 * 3 * 4,
+    )
     assert set(data.y) == {50 * s + o for s in range(11) for o in (0, 1, 49)}
     objects = catalog.load("core50", root=tmp_path, image_size=8, labels="objects")
     assert len(objects.class_names) == 50
@@ -187,16 +211,20 @@ def test_core50(tmp_path):
 
 def test_a_missing_session(tmp_path):
     core50(tmp_path, sessions=10)
-    with pytest.raises(UserError, match="s11 of 11 session folders are missing or empty; unpack it again"):
+    with pytest.raises(
+        UserError, match="s11 of 11 session folders are missing or empty; unpack it again"
+    ):
         catalog.load("core50", root=tmp_path)
     (tmp_path / "core50_128x128/s11/o1").mkdir(parents=True)
-    with pytest.raises(UserError, match="s11 of 11 session folders are missing or empty; unpack it again"):
+    with pytest.raises(
+        UserError, match="s11 of 11 session folders are missing or empty; unpack it again"
+    ):
         catalog.load("core50", root=tmp_path)
     core50(tmp_path)
     assert len(catalog.load("core50", root=tmp_path).y) == 165
 
 
-# --- MiniImageNet and TinyImageNet ---------------------------------------------------------------------------------
+# --- MiniImageNet and TinyImageNet ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["folders", "pickles", "lists"])
@@ -210,7 +238,9 @@ def test_miniimagenet(tmp_path, layout):
                     picture(folder / part / name / f"{name}_{i}.png", int(name[1:]) * 10 + i)
         elif layout == "pickles":
             folder.mkdir(exist_ok=True)
-            x = np.stack([np.full((8, 8, 3), int(n[1:]) * 10 + i, np.uint8) for n in own for i in range(6)])
+            x = np.stack(
+                [np.full((8, 8, 3), int(n[1:]) * 10 + i, np.uint8) for n in own for i in range(6)]
+            )
             rows = {name: list(range(6 * j, 6 * j + 6)) for j, name in enumerate(own)}
             content = pickle.dumps({"image_data": x, "class_dict": rows})
             (folder / f"mini-imagenet-cache-{part}.pkl").write_bytes(content)
@@ -234,7 +264,9 @@ def test_tinyimagenet_names_no_files_outside(named, tmp_path):
     picture(root / "val/images/val_0.JPEG", 2)
     picture(tmp_path / "private.png", 3)
     (root / "val/val_annotations.txt").write_text(f"{named}\tn1\t0\t0\t1\t1\n")
-    with pytest.raises(UserError, match=r"val_annotations\.txt: names '.*', which is not in images/"):
+    with pytest.raises(
+        UserError, match=r"val_annotations\.txt: names '.*', which is not in images/"
+    ):
         catalog.load("tinyimagenet", root=tmp_path)
 
 
@@ -244,7 +276,9 @@ def test_postscript_in_a_data_set_is_not_run(tmp_path):
         picture(tmp_path / f"mini-imagenet/a/{i}.jpg", i)
     program = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) run\n%%EOF\n"
     (tmp_path / "mini-imagenet/a/2.jpg").write_text(program)
-    with pytest.raises(UserError, match=r"2\.jpg: cannot be read as an image \(none of PNG, JPEG\)"):
+    with pytest.raises(
+        UserError, match=r"2\.jpg: cannot be read as an image \(none of PNG, JPEG\)"
+    ):
         catalog.load("miniimagenet", root=tmp_path)
 
 
@@ -254,9 +288,15 @@ def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
         for i in range(3):
             picture(root / "train" / name / "images" / f"{name}_{i}.JPEG", 100 * c + i)
         picture(root / "val" / "images" / f"val_{c}.JPEG", 100 * c + 50)
-    (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn1\t0\t0\t1\t1\nval_1.JPEG\tn2\t0\t0\t1\t1\n")
+    (root / "val/val_annotations.txt").write_text(
+        "val_0.JPEG\tn1\t0\t0\t1\t1\nval_1.JPEG\tn2\t0\t0\t1\t1\n"
+    )
     data = catalog.load("tinyimagenet", root=tmp_path, image_size=4)
-    assert (data.y.tolist(), data.train_count, data.x.shape[1:]) == ([0, 0, 0, 1, 1, 1, 0, 1], 6, (4, 4, 3))
+    assert (data.y.tolist(), data.train_count, data.x.shape[1:]) == (
+        [0, 0, 0, 1, 1, 1, 0, 1],
+        6,
+        (4, 4, 3),
+    )
     broken = root / "train/n2/images/n2_1.JPEG"
     whole = broken.read_bytes()
     broken.write_bytes(whole[:100])
@@ -264,13 +304,15 @@ def test_tinyimagenet_and_a_corrupt_picture(tmp_path):
         catalog.load("tinyimagenet", root=tmp_path, image_size=4)
     assert len(list((tmp_path / ".fedmes-cache").iterdir())) == 1  # that of before
     broken.write_bytes(whole)
-    np.testing.assert_array_equal(catalog.load("tinyimagenet", root=tmp_path, image_size=4).x, data.x)
+    np.testing.assert_array_equal(
+        catalog.load("tinyimagenet", root=tmp_path, image_size=4).x, data.x
+    )
     (root / "val/val_annotations.txt").write_text("val_0.JPEG\tn3\n")
     with pytest.raises(UserError, match=r"val_annotations.txt: class n3 has no training images"):
         catalog.load("tinyimagenet", root=tmp_path)
 
 
-# --- the cache -----------------------------------------------------------------------------------------------------
+# --- the cache ------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_used_and_follows_the_files(tmp_path, monkeypatch):
@@ -298,7 +340,9 @@ def test_statistics_are_kept(tmp_path, monkeypatch):
     np.testing.assert_allclose(kept.std, [pixels.std(0)], rtol=1e-9)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, the disk that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full, the disk that is always full"
+)
 @pytest.mark.parametrize("file", ["x.npy", "labels.npz", "about.json"])
 def test_no_space_is_left(tmp_path, monkeypatch, file):
     cifar(tmp_path)
@@ -330,7 +374,9 @@ def test_a_cache_that_was_not_finished_is_never_used(tmp_path):
     (left,) = (tmp_path / ".fedmes-cache").iterdir()
     assert (left / "x.npy").stat().st_size > 1_000_000
     (left / "x.npy").write_bytes(b"")
-    np.testing.assert_array_equal(catalog.load("cifar100", root=tmp_path).x[:300].transpose(0, 3, 1, 2), made["train"])
+    np.testing.assert_array_equal(
+        catalog.load("cifar100", root=tmp_path).x[:300].transpose(0, 3, 1, 2), made["train"]
+    )
 
 
 @pytest.mark.parametrize("file", ["x.npy", "labels.npz", "about.json"])
@@ -356,13 +402,14 @@ def test_a_folder_that_cannot_be_written_to(tmp_path):
     assert data.statistics is not None
 
 
-# --- what is missing, and what is there ----------------------------------------------------------------------------
+# --- what is missing, and what is there -----------------------------------------------------------
 
 
 def test_a_missing_data_set_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
     with pytest.raises(
-        UserError, match=r"cifar100 is not in .*cifar-100-python.*`fedmes data fetch cifar100` gets it from https"
+        UserError,
+        match=r"cifar100 is not in .*cifar-100-python.*`fedmes data fetch cifar100` gets it from https",
     ):
         fedmes.run(benchmark="split-cifar100", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -373,7 +420,10 @@ def test_too_few_classes(tmp_path, monkeypatch):
         for i in range(2):
             picture(tmp_path / "mini-imagenet" / name / f"{i}.png", i)
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
-    with pytest.raises(UserError, match="split-miniimagenet has 10 tasks, but the data that was found has 2 classes"):
+    with pytest.raises(
+        UserError,
+        match="split-miniimagenet has 10 tasks, but the data that was found has 2 classes",
+    ):
         fedmes.run(benchmark="split-miniimagenet", out=tmp_path / "out")
 
 
@@ -383,9 +433,13 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
     rng = np.random.default_rng(1)
 
     def small(name, image_size, **_):
-        classes, dark = {"cifar100": (20, 0), "miniimagenet": (20, 100), "tinyimagenet": (40, 180)}[name]
+        classes, dark = {"cifar100": (20, 0), "miniimagenet": (20, 100), "tinyimagenet": (40, 180)}[
+            name
+        ]
         y = np.concatenate([np.repeat(np.arange(classes), 6), np.arange(classes)])
-        x = rng.integers(0, 60, (len(y), image_size, image_size, 3)).astype(np.uint8) + np.uint8(dark)
+        x = rng.integers(0, 60, (len(y), image_size, image_size, 3)).astype(np.uint8) + np.uint8(
+            dark
+        )
         return Dataset(x, y, tuple(map(str, range(classes))), 6 * classes)
 
     monkeypatch.setattr(catalog, "load", small)
@@ -395,7 +449,10 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
             "model.width": 8, "data.image_size": 4, "stream.frac": 3, "engine": engine, "engine.precision": "float64",
         })
     )  # fmt: skip
-    plan, scale = prepared.federations[0].plans[0], prepared.samples.scale(prepared.federations[0].normalisation)
+    plan, scale = (
+        prepared.federations[0].plans[0],
+        prepared.samples.scale(prepared.federations[0].normalisation),
+    )
     assert scale[0].shape == (3, 3)
     import torch
 
@@ -408,7 +465,9 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
         from fedmes.engines.stacked.batches import Batches
 
         rows = torch.from_numpy(plan.rows[:4])
-        stacked, _, _ = Batches(prepared.samples, prepared.federations, "seen").samples(rows[None, None])
+        stacked, _, _ = Batches(prepared.samples, prepared.federations, "seen").samples(
+            rows[None, None]
+        )
         torch.testing.assert_close(stacked[0, 0], prepared.samples.take(rows, scale))
     result = runner.execute(prepared, tmp_path / "out")
     assert np.isfinite(result.acc[0, :, -1]).all()
@@ -424,7 +483,10 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     said = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert " found " in said["emnist-letters"] and "not found" in said["cifar100"]
     commands.check("emnist-letters", tmp_path)
-    assert "emnist-letters: 52 of 145,600 images; 26 classes, 26 + 26 images" in capsys.readouterr().out
+    assert (
+        "emnist-letters: 52 of 145,600 images; 26 classes, 26 + 26 images"
+        in capsys.readouterr().out
+    )
     with pytest.raises(Exit) as status:
         commands.check("miniimagenet", tmp_path)
     assert status.value.exit_code == 1
@@ -433,7 +495,7 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
         commands.check("cifar10", tmp_path)
 
 
-# --- real images, where there are any ------------------------------------------------------------------------------
+# --- real images, where there are any -------------------------------------------------------------
 
 
 @real
@@ -441,7 +503,8 @@ def test_fedmes_data_says_what_is_there(tmp_path, capsys):
     ("name", "train", "test", "mean", "std"),
     [
         ("cifar100", 500, 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
-        ("emnist", None, None, (0.174,), (0.332,)),  # its smallest classes have fewer than 2,000 images
+        # its smallest classes have fewer than 2,000 images
+        ("emnist", None, None, (0.174,), (0.332,)),
         ("miniimagenet", 500, 100, None, None),
     ],
 )
@@ -458,7 +521,9 @@ def test_real_counts_and_statistics(name, train, test, mean, std):
 
 
 @real
-@pytest.mark.parametrize("benchmark", [name for name, b in BENCHMARKS.items() if set(b.data) & set(catalog.CATALOG)])
+@pytest.mark.parametrize(
+    "benchmark", [name for name, b in BENCHMARKS.items() if set(b.data) & set(catalog.CATALOG)]
+)
 def test_real_benchmarks_run(benchmark, tmp_path, monkeypatch):
     there(*BENCHMARKS[benchmark].data)
     monkeypatch.setenv("FEDMES_DATA", REAL)

@@ -1,4 +1,5 @@
-"""`fedmes data fetch` against a real server on this machine that does what servers do: break off, lie, be away."""
+"""`fedmes data fetch` against a real server on this machine that does what servers do: break off,
+lie, be away."""
 
 import hashlib
 import io
@@ -79,15 +80,18 @@ def test_a_download_that_breaks_off_goes_on(cifar, fedmes, tmp_path, ranges):
     cifar.breaks = [200_000, 100_000, 0]
     status, _, complaint = fedmes("data", "fetch", "cifar100", "--root", tmp_path)
     assert status == 2 and complaint.count("\n") == 1
-    assert "the connection broke off; try again later (what has come is kept), or put cifar-100-python.tar.gz into" in (
-        complaint
+    assert (
+        "the connection broke off; try again later (what has come is kept), or put cifar-100-python.tar.gz into"
+        in (complaint)
     )
     assert names(tmp_path) == ["cifar-100-python.tar.gz.part"]
     kept = (tmp_path / "cifar-100-python.tar.gz.part").stat().st_size
     cifar.breaks = []
     assert fedmes("data", "fetch", "cifar100", "--root", tmp_path)[0] == 0
     assert names(tmp_path) == ["cifar-100-python"]
-    starts = [int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0 for asked, _ in cifar.asked]
+    starts = [
+        int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0 for asked, _ in cifar.asked
+    ]
     if ranges:
         assert starts == sorted(starts) and starts[-1] == kept > 200_000
         assert cifar.asked[-1][1] == whole - kept  # nothing came twice but the rest of a block
@@ -112,7 +116,10 @@ def test_a_wrong_checksum(cifar, fedmes, tmp_path, fault):
         (tmp_path / "cifar-100-python.tar.gz.part").write_bytes(b"something else")
     status, _, complaint = fedmes("data", "fetch", "cifar100", "--root", tmp_path)
     assert status == 2 and complaint.count("\n") == 1
-    assert f"what came has not the MD5 {hashlib.md5(right).hexdigest()} and was removed; run this again" in complaint
+    assert (
+        f"what came has not the MD5 {hashlib.md5(right).hexdigest()} and was removed; run this again"
+        in complaint
+    )
     assert names(tmp_path) == []
     cifar.content = right
     assert fedmes("data", "fetch", "cifar100", "--root", tmp_path)[0] == 0
@@ -122,7 +129,10 @@ def test_an_archive_that_is_there_is_unpacked(cifar, fedmes, tmp_path):
     there = tmp_path / "cifar-100-python.tar.gz"
     there.write_bytes(cifar.content)
     status, said, _ = fedmes("data", "check", "cifar100", "--root", tmp_path)
-    assert status == 1 and "`fedmes data fetch cifar100` unpacks cifar-100-python.tar.gz, which is there" in said
+    assert (
+        status == 1
+        and "`fedmes data fetch cifar100` unpacks cifar-100-python.tar.gz, which is there" in said
+    )
     assert fedmes("data", "fetch", "cifar100", "--root", tmp_path)[0] == 0
     assert names(tmp_path) == ["cifar-100-python", "cifar-100-python.tar.gz"]
     assert cifar.asked == []
@@ -145,7 +155,9 @@ def test_offline(fedmes, tmp_path, monkeypatch):
         nobody.bind(("127.0.0.1", 0))
         entry = catalog.CATALOG["emnist"]
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}/gzip.zip"
-        monkeypatch.setitem(catalog.CATALOG, "emnist", replace(entry, archive=replace(entry.archive, url=url)))
+        monkeypatch.setitem(
+            catalog.CATALOG, "emnist", replace(entry, archive=replace(entry.archive, url=url))
+        )
         status, said, complaint = fedmes("data", "fetch", "emnist", "--root", tmp_path)
     assert (status, said, complaint.count("\n")) == (2, "", 1)
     assert f"{url}: no connection; is this machine online?; try again later" in complaint
@@ -159,7 +171,9 @@ def test_an_address_that_is_gone(cifar, fedmes, tmp_path):
     assert names(tmp_path) == []
 
 
-full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, the disk that is always full")
+full = pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="no /dev/full, the disk that is always full"
+)
 
 
 @full
@@ -187,7 +201,8 @@ def test_no_space_for_the_unpacked_files(cifar, fedmes, tmp_path, monkeypatch):
         patch.setattr(fetch.tempfile, "mkdtemp", folder_on_a_full_disk)
         status, _, complaint = fedmes("data", "fetch", "cifar100", "--root", tmp_path)
     assert status == 2 and "no space is left" in complaint
-    assert names(tmp_path) == ["cifar-100-python.tar.gz"]  # what was downloaded is kept, half a folder is not
+    # what was downloaded is kept, half a folder is not
+    assert names(tmp_path) == ["cifar-100-python.tar.gz"]
     assert fedmes("data", "fetch", "cifar100", "--root", tmp_path)[0] == 0
     assert len(cifar.asked) == 1
 
@@ -197,7 +212,9 @@ def test_no_space_for_the_unpacked_files(cifar, fedmes, tmp_path, monkeypatch):
 def test_an_archive_writes_nowhere_else(tmp_path, kind, name):
     file, root = tmp_path / f"archive.{kind}", tmp_path / "root"
     root.mkdir()
-    file.write_bytes((zipped if kind == "zip" else tar)({"cifar-100-python/meta": b"1", name: b"2"}))
+    file.write_bytes(
+        (zipped if kind == "zip" else tar)({"cifar-100-python/meta": b"1", name: b"2"})
+    )
     with pytest.raises(UserError, match="would lie elsewhere; nothing was unpacked"):
         _unpack(file, root / "cifar-100-python", lambda *_: None)
     assert names(root) == []
@@ -207,7 +224,10 @@ def test_an_archive_writes_nowhere_else(tmp_path, kind, name):
 def test_links_are_not_unpacked(tmp_path):
     file = tmp_path / "a.tar"
     with tarfile.open(file, "w") as archive:
-        for name, kind, target in (("f/link", tarfile.SYMTYPE, "/etc/passwd"), ("f/hard", tarfile.LNKTYPE, "f/x")):
+        for name, kind, target in (
+            ("f/link", tarfile.SYMTYPE, "/etc/passwd"),
+            ("f/hard", tarfile.LNKTYPE, "f/x"),
+        ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, target
             archive.addfile(info)
@@ -230,12 +250,16 @@ def test_an_archive_that_ends_early_leaves_nothing(tmp_path, kind):
 
 def test_two_data_sets_of_one_archive(server, fedmes, monkeypatch, tmp_path):
     parts = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
-    server.content = zipped({f"gzip/emnist-{k}-{p}-ubyte.gz": b"x" for k in ("byclass", "letters") for p in parts})
+    server.content = zipped(
+        {f"gzip/emnist-{k}-{p}-ubyte.gz": b"x" for k in ("byclass", "letters") for p in parts}
+    )
     offer(server, monkeypatch, "emnist")
     offer(server, monkeypatch, "emnist-letters")
     status, said, _ = fedmes("data", "fetch", "emnist", "emnist-letters", "--root", tmp_path)
     assert status == 0 and len(server.asked) == 1
-    assert said.startswith(f"emnist: now in {tmp_path}/gzip\nemnist-letters: is in {tmp_path}/gzip already")
+    assert said.startswith(
+        f"emnist: now in {tmp_path}/gzip\nemnist-letters: is in {tmp_path}/gzip already"
+    )
 
 
 FETCHER = """
@@ -254,7 +278,8 @@ app.main()
 
 @pytest.mark.parametrize("first_is_killed", [False, True])
 def test_two_processes_at_once(cifar, tmp_path, first_is_killed):
-    """The second waits for the first, which is held up by the server; nothing is lost and nothing comes twice."""
+    """The second waits for the first, which is held up by the server; nothing is lost and nothing
+    comes twice."""
     archive = catalog.CATALOG["cifar100"].archive
     command = [sys.executable, "-c", FETCHER, archive.url, archive.md5, str(tmp_path)]
     cifar.open.clear()
@@ -266,7 +291,10 @@ def test_two_processes_at_once(cifar, tmp_path, first_is_killed):
                 first.kill()
                 first.wait()
             cifar.open.set()
-            assert waiting == f"{tmp_path}: another process is fetching into it; waiting until it is done\n"
+            assert (
+                waiting
+                == f"{tmp_path}: another process is fetching into it; waiting until it is done\n"
+            )
             told = [process.communicate(timeout=LONG) for process in (first, second)]
     there = f"{tmp_path}/cifar-100-python"
     if first_is_killed:
@@ -282,7 +310,9 @@ def test_two_processes_at_once(cifar, tmp_path, first_is_killed):
 @contextmanager
 def started(command):
     """A process whose output is read; whatever happens, it does not outlive the test."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -290,7 +320,10 @@ def started(command):
 
 
 def test_what_is_wrong_is_said_before_anything_is_downloaded(cifar, fedmes, tmp_path):
-    for wrong, message in (("cifar10", "did you mean 'cifar100'"), ("miniimagenet", "there is no official download")):
+    for wrong, message in (
+        ("cifar10", "did you mean 'cifar100'"),
+        ("miniimagenet", "there is no official download"),
+    ):
         status, _, complaint = fedmes("data", "fetch", "cifar100", wrong, "--root", tmp_path)
         assert status == 2 and message in complaint
     (tmp_path / "cifar-100-python").mkdir()
@@ -305,7 +338,9 @@ def test_what_is_wrong_is_said_before_anything_is_downloaded(cifar, fedmes, tmp_
 def test_bars_on_a_terminal(cifar, fedmes, monkeypatch, tmp_path):
     monkeypatch.setenv("FORCE_COLOR", "1")
     _, _, shown = fedmes("data", "fetch", "cifar100", "--root", tmp_path)
-    assert "fetching cifar-100-python.tar.gz" in shown and "unpacking cifar-100-python.tar.gz" in shown
+    assert (
+        "fetching cifar-100-python.tar.gz" in shown and "unpacking cifar-100-python.tar.gz" in shown
+    )
     _, _, shown = fedmes("data", "check", "cifar100", "--root", tmp_path)
     assert "decoding cifar100, once" in shown and "200/200" in shown
     _, _, shown = fedmes("data", "check", "cifar100", "--root", tmp_path)

@@ -1,4 +1,5 @@
-"""Small files that would take much memory: their sizes are checked before it is taken, wherever files are read."""
+"""Small files that would take much memory: their sizes are checked before it is taken, wherever
+files are read."""
 
 import gzip
 import json
@@ -34,8 +35,13 @@ def little(monkeypatch):
 
 def zeros(path, shape, **others):
     """An .npz file of zeros, which are a thousandth of their size there."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w") as file,
+    ):
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        )
         row = bytes(int(np.prod(shape[1:])))
         for _ in range(shape[0]):
             file.write(row)
@@ -52,7 +58,9 @@ def test_arrays_to_predict(tmp_path, little):
         inputs.samples(path, (1, 8, 8), True)
     with (tmp_path / "bomb.npy").open("wb") as file:
         shape = (50_000_000, 8, 8)
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        )
         file.truncate(file.tell() + 64 * shape[0])  # a file with a hole
     with pytest.raises(UserError, match=r"bomb\.npy: would take 3\.2 GB of memory"):
         inputs.samples(tmp_path / "bomb.npy", (1, 8, 8), True)
@@ -69,14 +77,22 @@ def test_arrays_to_predict_that_are_not_as_they_say(tmp_path):
 
 def png_header(width, height):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.mark.parametrize(
-    ("size", "reason"), [(13_300, "13300x13300 pixels are more than a picture may have"), (5000, "would take 0.2 GB")]
+    ("size", "reason"),
+    [(13_300, "13300x13300 pixels are more than a picture may have"), (5000, "would take 0.2 GB")],
 )
 def test_pictures_to_predict(size, reason, tmp_path, little):
     (tmp_path / "a.png").write_bytes(png_header(size, size))
@@ -109,7 +125,11 @@ def test_a_memory_that_is_too_large_for_thumbnails_is_said(tmp_path, monkeypatch
     ],
 )  # fmt: skip
 def test_a_memory_that_does_not_fit_has_no_thumbnails(forged, tmp_path):
-    whole = {"x": np.zeros((3, 8, 8, 1), np.uint8), "y": np.zeros(3, np.int64), "task": np.zeros(3, np.int64)}
+    whole = {
+        "x": np.zeros((3, 8, 8, 1), np.uint8),
+        "y": np.zeros(3, np.int64),
+        "task": np.zeros(3, np.int64),
+    }
     np.savez(tmp_path / "memory.npz", **whole | forged)
     assert clients.Album().add(tmp_path) is None
 
@@ -140,7 +160,9 @@ def test_a_split_file_with_impossible_classes_is_left_out_of_a_report(label, tmp
 def test_an_archive_of_emnist_with_endless_zeros(part, shape, reason, tmp_path, little):
     for name in ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1"):
         own = shape if name == part else (26, 28, 28) if name.endswith("3") else (26,)
-        content = np.arange(1, 27, dtype=np.uint8) if len(own) == 1 else np.zeros((26, 28, 28), np.uint8)
+        content = (
+            np.arange(1, 27, dtype=np.uint8) if len(own) == 1 else np.zeros((26, 28, 28), np.uint8)
+        )
         with gzip.open(tmp_path / f"emnist-letters-{name}-ubyte.gz", "wb", compresslevel=1) as file:
             file.write(struct.pack(f">{len(own) + 1}I", 0x800 + len(own), *own) + content.tobytes())
             for _ in range(50 if name == part else 0):

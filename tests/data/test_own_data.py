@@ -9,7 +9,7 @@ import pytest
 
 from helpers.own_data import N, columns, names, opened, rng, save
 
-# --- arrays ----------------------------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------
 
 
 def test_a_table_becomes_a_stream(tmp_path):
@@ -19,7 +19,12 @@ def test_a_table_becomes_a_stream(tmp_path):
     assert [task.train.tolist() for c in stream.clients for task in c.tasks] == [
         [0, 1, 2, 3], [6, 7, 8, 9], [12, 13, 14, 15], [18, 19, 20, 21],
     ]  # fmt: skip
-    assert [task.test.tolist() for c in stream.clients for task in c.tasks] == [[4, 5], [10, 11], [16, 17], [22, 23]]
+    assert [task.test.tolist() for c in stream.clients for task in c.tasks] == [
+        [4, 5],
+        [10, 11],
+        [16, 17],
+        [22, 23],
+    ]
     assert {task.block for c in stream.clients for task in c.tasks} == {(0, 1)}
     assert all(task.classes == task.block for c in stream.clients for task in c.tasks)
     assert stream.position.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
@@ -85,7 +90,10 @@ def test_client_and_task_names_are_in_natural_order(tmp_path):
 
 def test_integer_tasks_are_ordered_as_numbers(tmp_path):
     task = np.tile(np.repeat([10, 2], N // 4), 2)
-    assert names(opened(save(tmp_path, task=task)).stream(0)) == {"0": ["2", "10"], "1": ["2", "10"]}
+    assert names(opened(save(tmp_path, task=task)).stream(0)) == {
+        "0": ["2", "10"],
+        "1": ["2", "10"],
+    }
 
 
 def test_every_client_has_its_own_tasks(tmp_path):
@@ -99,9 +107,16 @@ def test_every_client_has_its_own_tasks(tmp_path):
 
 
 def test_a_block_is_the_classes_a_client_has_in_a_task(tmp_path):
-    y = np.concatenate([np.tile([0, 1], 3), np.tile([2, 2], 3), np.tile([1, 4], 3), np.tile([0, 3], 3)])
+    y = np.concatenate(
+        [np.tile([0, 1], 3), np.tile([2, 2], 3), np.tile([1, 4], 3), np.tile([0, 3], 3)]
+    )
     stream = opened(save(tmp_path, y=y)).stream(0)
-    assert [task.block for c in stream.clients for task in c.tasks] == [(0, 1), (2,), (1, 4), (0, 3)]
+    assert [task.block for c in stream.clients for task in c.tasks] == [
+        (0, 1),
+        (2,),
+        (1, 4),
+        (0, 3),
+    ]
     assert stream.classes == 5
 
 
@@ -119,7 +134,8 @@ def test_a_given_split_is_the_same_for_every_seed(tmp_path):
 
 
 def large(tmp_path, **changes):
-    """Two clients, two tasks, 20 samples of class 0, 10 of class 1, 5 of class 2 and 1 of class 3 in each."""
+    """Two clients, two tasks, 20 samples of class 0, 10 of class 1, 5 of class 2 and 1 of class 3
+    in each."""
     y = np.tile(np.repeat([0, 1, 2, 3], [20, 10, 5, 1]), 4)
     content = {
         "x": rng().normal(size=(len(y), 3)).astype(np.float32),
@@ -137,23 +153,34 @@ def test_a_fifth_of_each_class_is_for_testing_where_the_data_does_not_say(tmp_pa
     stream = opened(path).stream(0)
     for k, client in enumerate(stream.clients):
         for t, task in enumerate(client.tasks):
-            assert Counter(y[task.test].tolist()) == {0: 4, 1: 2, 2: 1}  # a single sample is for training
+            # a single sample is for training
+            assert Counter(y[task.test].tolist()) == {0: 4, 1: 2, 2: 1}
             assert Counter(y[task.train].tolist()) == {0: 16, 1: 8, 2: 4, 3: 1}
             start = 72 * k + 36 * t
-            assert sorted(task.train.tolist() + task.test.tolist()) == list(range(start, start + 36))
+            assert sorted(task.train.tolist() + task.test.tolist()) == list(
+                range(start, start + 36)
+            )
 
 
 def test_two_samples_of_a_class_give_one_for_testing(tmp_path):
     y = np.tile([0, 0, 1, 1], 6)
-    stream = opened(save(tmp_path, y=y, split=None, client=np.zeros(N, int), task=np.repeat(np.arange(6), 4))).stream(0)
-    assert [Counter(y[task.test].tolist()) for task in stream.clients[0].tasks] == [{0: 1, 1: 1}] * 6
+    stream = opened(
+        save(tmp_path, y=y, split=None, client=np.zeros(N, int), task=np.repeat(np.arange(6), 4))
+    ).stream(0)
+    assert [Counter(y[task.test].tolist()) for task in stream.clients[0].tasks] == [
+        {0: 1, 1: 1}
+    ] * 6
 
 
 def test_the_80_20_split_follows_the_seed(tmp_path):
     source = opened(large(tmp_path)[0])
     again = opened(large(tmp_path)[0])
-    tests = [[t.test.tolist() for c in source.stream(seed).clients for t in c.tasks] for seed in range(5)]
-    assert tests == [[t.test.tolist() for c in again.stream(seed).clients for t in c.tasks] for seed in range(5)]
+    tests = [
+        [t.test.tolist() for c in source.stream(seed).clients for t in c.tasks] for seed in range(5)
+    ]
+    assert tests == [
+        [t.test.tolist() for c in again.stream(seed).clients for t in c.tasks] for seed in range(5)
+    ]
     assert len({str(rows) for rows in tests}) == 5
 
 
@@ -162,21 +189,32 @@ def test_the_80_20_split_of_a_client_does_not_depend_on_the_others(tmp_path):
     both = opened(path).stream(3).clients[1]
     half = slice(72, 144)
     alone = tmp_path / "alone.npz"
-    np.savez(alone, x=np.zeros((72, 3), np.float32), y=y[half], client=np.ones(72, int), task=np.repeat([0, 1], 36))
+    np.savez(
+        alone,
+        x=np.zeros((72, 3), np.float32),
+        y=y[half],
+        client=np.ones(72, int),
+        task=np.repeat([0, 1], 36),
+    )
     only = opened(alone).stream(3).clients[0]
     assert [(t.test + 72).tolist() for t in only.tasks] == [t.test.tolist() for t in both.tasks]
 
 
 def test_further_arrays_are_ignored(tmp_path):
-    assert names(opened(save(tmp_path, comment=np.array("hello"))).stream(0)) == {"0": ["0", "1"], "1": ["0", "1"]}
+    assert names(opened(save(tmp_path, comment=np.array("hello"))).stream(0)) == {
+        "0": ["0", "1"],
+        "1": ["0", "1"],
+    }
 
 
-# --- normalisation ---------------------------------------------------------------------------------------------------
+# --- normalisation --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_statistics_are_those_of_the_training_images(tmp_path, channels):
-    x = (rng(4).integers(0, 256, (N, 6, 5, channels)) // np.arange(1, channels + 1)).astype(np.uint8)
+    x = (rng(4).integers(0, 256, (N, 6, 5, channels)) // np.arange(1, channels + 1)).astype(
+        np.uint8
+    )
     source = opened(save(tmp_path, x=x))
     train = x[columns()["split"] == 0] / 255.0
     normalisation = source.normalisation(source.stream(0))
@@ -193,7 +231,9 @@ def test_statistics_follow_a_drawn_split(tmp_path):
     for seed in (0, 1):
         stream = source.stream(seed)
         rows = np.concatenate([task.train for c in stream.clients for task in c.tasks])
-        np.testing.assert_allclose(source.normalisation(stream).mean[0], [x[rows].mean() / 255], rtol=1e-12)
+        np.testing.assert_allclose(
+            source.normalisation(stream).mean[0], [x[rows].mean() / 255], rtol=1e-12
+        )
 
 
 def test_statistics_of_many_images(tmp_path):
@@ -202,11 +242,20 @@ def test_statistics_of_many_images(tmp_path):
     x = rng(4).integers(0, 256, (count, 2, 2, 1)).astype(np.uint8)
     path = tmp_path / "many.npz"
     split = (np.arange(count) % 10 == 0).astype(int)
-    np.savez(path, x=x, y=np.zeros(count, int), client=np.zeros(count, int), task=np.zeros(count, int), split=split)
+    np.savez(
+        path,
+        x=x,
+        y=np.zeros(count, int),
+        client=np.zeros(count, int),
+        task=np.zeros(count, int),
+        split=split,
+    )
     source = opened(path)
     normalisation = source.normalisation(source.stream(0))
     train = x[split == 0] / 255
-    np.testing.assert_allclose((*normalisation.mean[0], *normalisation.std[0]), (train.mean(), train.std()), rtol=1e-10)
+    np.testing.assert_allclose(
+        (*normalisation.mean[0], *normalisation.std[0]), (train.mean(), train.std()), rtol=1e-10
+    )
 
 
 def test_a_constant_channel_is_divided_by_one(tmp_path):

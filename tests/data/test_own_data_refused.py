@@ -1,4 +1,5 @@
-"""Files of one's own data that are wrong, damaged or hostile: each is refused in a line that names it."""
+"""Files of one's own data that are wrong, damaged or hostile: each is refused in a line that names
+it."""
 
 from __future__ import annotations
 
@@ -26,12 +27,16 @@ def test_several_missing_arrays(tmp_path):
 
 @pytest.mark.parametrize("name", ["y", "client", "task", "split"])
 def test_different_lengths(tmp_path, name):
-    assert f"x has 24 samples, {name} has 23" in refused(save(tmp_path, **{name: columns()[name][:-1]}))
+    assert f"x has 24 samples, {name} has 23" in refused(
+        save(tmp_path, **{name: columns()[name][:-1]})
+    )
 
 
 @pytest.mark.parametrize("name", ["y", "client", "task", "split"])
 def test_columns_must_have_one_value_a_sample(tmp_path, name):
-    assert f"{name} has shape (24, 1)" in refused(save(tmp_path, **{name: columns()[name][:, None]}))
+    assert f"{name} has shape (24, 1)" in refused(
+        save(tmp_path, **{name: columns()[name][:, None]})
+    )
     assert f"{name} has shape ()" in refused(save(tmp_path, **{name: np.array(1)}))
 
 
@@ -47,33 +52,66 @@ BAD = {
     "float tasks": ({"task": np.ones(N)}, "task has type float64"),
     "complex labels": ({"y": np.zeros(N, complex)}, "y has type complex128"),
     "bytes as labels": ({"y": np.full(N, b"a")}, "y has type |S1"),
-    "dates as tasks": ({"task": np.full(N, "2024-01-01", "datetime64[D]")}, "task has type datetime64[D]"),
-    "NaN": ({"x": wrong_value(np.nan)}, "x has NaN or infinite values in 2 samples, the first is sample 5"),
-    "infinity": ({"x": wrong_value(np.inf)}, "x has NaN or infinite values in 2 samples, the first is sample 5"),
+    "dates as tasks": (
+        {"task": np.full(N, "2024-01-01", "datetime64[D]")},
+        "task has type datetime64[D]",
+    ),
+    "NaN": (
+        {"x": wrong_value(np.nan)},
+        "x has NaN or infinite values in 2 samples, the first is sample 5",
+    ),
+    "infinity": (
+        {"x": wrong_value(np.inf)},
+        "x has NaN or infinite values in 2 samples, the first is sample 5",
+    ),
     "minus infinity": ({"x": wrong_value(-np.inf)}, "in 2 samples, the first is sample 5"),
     "too large for float32": (
         {"x": wrong_value(0).astype(np.float64) + 1e300},
         "values beyond float32 (3.4e38) in 24 samples",
     ),
-    "NaN in images": ({"x": np.full((N, 2, 2, 1), np.nan, np.float32)}, "NaN or infinite values in 24 samples"),
-    "int64 pixels": ({"x": np.zeros((N, 4, 4), np.int64)}, "x has type int64; needed is uint8 or float32"),
+    "NaN in images": (
+        {"x": np.full((N, 2, 2, 1), np.nan, np.float32)},
+        "NaN or infinite values in 24 samples",
+    ),
+    "int64 pixels": (
+        {"x": np.zeros((N, 4, 4), np.int64)},
+        "x has type int64; needed is uint8 or float32",
+    ),
     "int8 pixels": ({"x": np.zeros((N, 4, 4), np.int8)}, "x has type int8"),
     "bool pixels": ({"x": np.zeros((N, 4, 4), bool)}, "x has type bool"),
     "complex pixels": ({"x": np.zeros((N, 4), complex)}, "x has type complex128"),
     "strings for pixels": ({"x": np.full((N, 4), "a")}, "x has type <U1"),
     "one axis": ({"x": np.zeros(N, np.uint8)}, "x has shape (24,)"),
     "five axes": ({"x": np.zeros((N, 1, 2, 2, 1), np.uint8)}, "x has shape (24, 1, 2, 2, 1)"),
-    "channels first": ({"x": np.zeros((N, 3, 8, 8), np.uint8)}, "channels last is needed, (N, H, W, C)"),
-    "one channel first": ({"x": np.zeros((N, 1, 5, 5), np.float32)}, "channels last is needed, (N, H, W, C)"),
-    "channels first, not square": ({"x": np.zeros((N, 3, 8, 9), np.uint8)}, "x.transpose(0, 2, 3, 1)"),
+    "channels first": (
+        {"x": np.zeros((N, 3, 8, 8), np.uint8)},
+        "channels last is needed, (N, H, W, C)",
+    ),
+    "one channel first": (
+        {"x": np.zeros((N, 1, 5, 5), np.float32)},
+        "channels last is needed, (N, H, W, C)",
+    ),
+    "channels first, not square": (
+        {"x": np.zeros((N, 3, 8, 9), np.uint8)},
+        "x.transpose(0, 2, 3, 1)",
+    ),
     "no axis": ({"x": np.array(3, np.uint8)}, "x has shape ()"),
     "no samples": ({name: value[:0] for name, value in columns().items()}, "not empty"),
     "no pixels": ({"x": np.zeros((N, 4, 0), np.uint8)}, "not empty"),
     "no features": ({"x": np.zeros((N, 0), np.float32)}, "x has shape (24, 0)"),
     "split of 2": ({"split": np.full(N, 2)}, "split must be 0 (training) or 1 (test)"),
-    "negative split": ({"split": np.tile([0, -1], N // 2)}, "split must be 0 (training) or 1 (test)"),
-    "split as floats": ({"split": np.tile([0.0, 1.0], N // 2)}, "split must be 0 (training) or 1 (test)"),
-    "split as words": ({"split": np.tile(["train", "test"], N // 2)}, "split must be 0 (training) or 1 (test)"),
+    "negative split": (
+        {"split": np.tile([0, -1], N // 2)},
+        "split must be 0 (training) or 1 (test)",
+    ),
+    "split as floats": (
+        {"split": np.tile([0.0, 1.0], N // 2)},
+        "split must be 0 (training) or 1 (test)",
+    ),
+    "split as words": (
+        {"split": np.tile(["train", "test"], N // 2)},
+        "split must be 0 (training) or 1 (test)",
+    ),
     "no test data": (
         {"split": np.where(np.arange(N) >= 18, 0, columns()["split"])},
         "client 1, task 1 has no test data",
@@ -131,7 +169,9 @@ def test_a_pickle_with_the_name_of_an_npz_is_not_unpickled(tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, world", b"x,y\n1,2\n", b"PK\x03\x04", b"PK\x05\x06", bytes(5000)])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello, world", b"x,y\n1,2\n", b"PK\x03\x04", b"PK\x05\x06", bytes(5000)]
+)
 def test_a_file_that_is_no_zip(tmp_path, content):
     path = tmp_path / "data.npz"
     path.write_bytes(content)
@@ -165,7 +205,8 @@ def compressed_member(path, name):
     """Where the compressed bytes of a member begin and end."""
     with zipfile.ZipFile(path) as file:
         info = file.getinfo(name)
-    lengths = np.frombuffer(path.read_bytes()[info.header_offset + 26 :][:4], "<u2")  # of the file name and the extras
+    # of the file name and the extras
+    lengths = np.frombuffer(path.read_bytes()[info.header_offset + 26 :][:4], "<u2")
     start = info.header_offset + 30 + int(lengths.sum())
     return start, start + info.compress_size
 
@@ -185,7 +226,8 @@ def test_compressed_data_that_does_not_begin_as_such(tmp_path):
     np.savez_compressed(path, **columns())
     whole = path.read_bytes()
     start, _ = compressed_member(path, "y.npy")
-    path.write_bytes(whole[:start] + b"\x07" + whole[start + 1 :])  # a kind of block that does not exist
+    # a kind of block that does not exist
+    path.write_bytes(whole[:start] + b"\x07" + whole[start + 1 :])
     assert "cannot be read as an .npz file" in refused(path)
 
 
@@ -199,7 +241,10 @@ def test_a_member_that_is_no_array(tmp_path):
 def test_a_compressed_file_is_read(tmp_path):
     path = tmp_path / "data.npz"
     np.savez_compressed(path, **columns())
-    assert opened(path).stream(0).to_bytes() == opened(save(tmp_path, "plain.npz")).stream(0).to_bytes()
+    assert (
+        opened(path).stream(0).to_bytes()
+        == opened(save(tmp_path, "plain.npz")).stream(0).to_bytes()
+    )
 
 
 def test_a_path_that_is_not_there(tmp_path):
@@ -207,7 +252,9 @@ def test_a_path_that_is_not_there(tmp_path):
 
 
 def test_image_size_is_for_folders(tmp_path):
-    with pytest.raises(UserError, match=r"data\.image_size: arrays in a file have one size already"):
+    with pytest.raises(
+        UserError, match=r"data\.image_size: arrays in a file have one size already"
+    ):
         open_own(save(tmp_path), 8, 1)
 
 

@@ -23,14 +23,18 @@ def picture(path, mode="L", size=(6, 4), value=None, seed=0):
     return path
 
 
-def folders(root, clients=("a", "b"), tasks=("t1", "t2"), classes=("cat", "dog"), train=2, test=1, **options):
+def folders(
+    root, clients=("a", "b"), tasks=("t1", "t2"), classes=("cat", "dog"), train=2, test=1, **options
+):
     seed = 0
     for client in clients:
         for task in tasks:
             for label in classes:
                 for part, count in (("train", train), ("test", test)):
                     for i in range(count):
-                        picture(root / client / task / part / label / f"{i}.png", seed=seed, **options)
+                        picture(
+                            root / client / task / part / label / f"{i}.png", seed=seed, **options
+                        )
                         seed += 1
     return root
 
@@ -67,7 +71,9 @@ def test_every_image_is_where_it_belongs(tmp_path):
             for part, rows in (("train", task.train), ("test", task.test)):
                 for row in rows:
                     label = source.dataset.class_names[source.dataset.y[row]]
-                    assert set(source.dataset.x[row].ravel()) == {values[client.name, task.name, part, label]}
+                    assert set(source.dataset.x[row].ravel()) == {
+                        values[client.name, task.name, part, label]
+                    }
 
 
 def test_grey_pixels_are_kept(tmp_path):
@@ -102,7 +108,9 @@ def test_jpeg_files_and_upper_case_suffixes(tmp_path):
     data = opened(tmp_path).dataset
     assert data.x.shape == (5, 8, 8, 1)
     means = sorted(float(x.mean()) for x in data.x)
-    assert all(abs(mean - value) <= 2 for mean, value in zip(means, (20, 70, 120, 170, 230), strict=True))
+    assert all(
+        abs(mean - value) <= 2 for mean, value in zip(means, (20, 70, 120, 170, 230), strict=True)
+    )
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "RGBA", "LA", "CMYK"])
@@ -111,7 +119,9 @@ def test_other_kinds_of_images(tmp_path, mode):
     for part, value in (("train", 0), ("test", 255)):
         path = tmp_path / "c" / "t" / part / "k" / f"i.{suffix}"
         path.parent.mkdir(parents=True)
-        Image.new("L", (8, 8), value).convert("RGB" if mode in ("P", "RGBA", "CMYK") else "L").convert(mode).save(path)
+        Image.new("L", (8, 8), value).convert(
+            "RGB" if mode in ("P", "RGBA", "CMYK") else "L"
+        ).convert(mode).save(path)
     source = opened(tmp_path)
     task = source.stream(0).clients[0].tasks[0]
     assert source.dataset.x[task.train[0]].max() <= 2
@@ -119,7 +129,8 @@ def test_other_kinds_of_images(tmp_path, mode):
 
 
 def test_what_is_skipped_is_named_with_a_count(tmp_path):
-    """Other files, folders of pictures that lie too deep and hidden folders; not what file managers leave behind."""
+    """Other files, folders of pictures that lie too deep and hidden folders; not what file managers
+    leave behind."""
     folders(tmp_path)
     (tmp_path / "README.txt").write_text("about")
     (tmp_path / ".git").mkdir()
@@ -203,7 +214,7 @@ def test_statistics_of_folders(tmp_path):
     np.testing.assert_allclose(normalisation.std[0], train.std(axis=(0, 1, 2)), rtol=1e-9)
 
 
-# --- folders that are wrong ------------------------------------------------------------------------------------------
+# --- folders that are wrong -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damage", ["text", "empty", "truncated", "flipped"])
@@ -225,7 +236,9 @@ def test_a_corrupt_image_is_named(tmp_path, damage, suffix):
 
 
 def test_an_empty_folder(tmp_path):
-    assert "no CLIENT folder inside; expected CLIENT/TASK/train|test/CLASS/images" in refused(tmp_path)
+    assert "no CLIENT folder inside; expected CLIENT/TASK/train|test/CLASS/images" in refused(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,16 +256,22 @@ def test_an_empty_folder_further_down(tmp_path, inner, kind):
 def test_folders_without_images(tmp_path):
     folder = tmp_path / "c" / "t" / "train" / "k"
     folder.mkdir(parents=True)
-    assert refused(tmp_path).startswith(f"{folder.parents[1]}: has no pictures; expected CLIENT/TASK/train|test/CLASS")
+    assert refused(tmp_path).startswith(
+        f"{folder.parents[1]}: has no pictures; expected CLIENT/TASK/train|test/CLASS"
+    )
     (folder / "a.xyz").write_bytes(b"x")
-    assert refused(tmp_path).startswith(f"{folder}: no picture among its files, 1 skipped (.xyz); read are .bmp, ")
+    assert refused(tmp_path).startswith(
+        f"{folder}: no picture among its files, 1 skipped (.xyz); read are .bmp, "
+    )
 
 
 def test_an_unexpected_folder_name(tmp_path):
     folders(tmp_path)
     picture(tmp_path / "b" / "t2" / "valid" / "cat" / "0.png")
     message = refused(tmp_path)
-    assert message.startswith(f"{tmp_path / 'b' / 't2' / 'valid'}: expected CLIENT/TASK/train|test/CLASS/images")
+    assert message.startswith(
+        f"{tmp_path / 'b' / 't2' / 'valid'}: expected CLIENT/TASK/train|test/CLASS/images"
+    )
 
 
 def test_a_level_too_few(tmp_path):
@@ -263,7 +282,8 @@ def test_a_level_too_few(tmp_path):
 
 
 def test_a_task_without_test_images_holds_its_own_fifth_out(tmp_path):
-    """Beside tasks that have them, which are left as they are: in a simulation and at a site of that name."""
+    """Beside tasks that have them, which are left as they are: in a simulation and at a site of
+    that name."""
     folders(tmp_path, tasks=("t1",))
     folders(tmp_path, clients=("a",), tasks=("t2",), train=10, test=0)
     source = opened(tmp_path)
@@ -287,4 +307,7 @@ def test_a_task_without_training_images(tmp_path):
 def test_a_class_that_is_only_tested_in_folders(tmp_path):
     folders(tmp_path)
     picture(tmp_path / "a" / "t1" / "test" / "fox" / "0.png")
-    assert "client a, task t1 has test samples of class fox but no training samples of it" in refused(tmp_path)
+    assert (
+        "client a, task t1 has test samples of class fox but no training samples of it"
+        in refused(tmp_path)
+    )

@@ -1,4 +1,5 @@
-"""One reader of pictures for training, for sites and for prediction: exact pixels of every kind of file."""
+"""One reader of pictures for training, for sites and for prediction: exact pixels of every kind of
+file."""
 
 from __future__ import annotations
 
@@ -118,12 +119,17 @@ def test_pixels_of_every_kind_of_file(kind, tmp_path):
 
 def test_training_sites_and_prediction_see_the_same(kind, tmp_path):
     path, expected = kind
-    for table in (read_folders(tmp_path, None), read_folders(tmp_path / "site", None, [tmp_path / "site"])):
+    for table in (
+        read_folders(tmp_path, None),
+        read_folders(tmp_path / "site", None, [tmp_path / "site"]),
+    ):
         np.testing.assert_array_equal(table.dataset.x, expected[None])
     channels = expected.shape[2]
     np.testing.assert_array_equal(inputs.samples(path, (channels, 4, 6), True), expected[None])
     with Image.open(path) as opened:
-        np.testing.assert_array_equal(inputs.samples(opened, (channels, 4, 6), True), expected[None])
+        np.testing.assert_array_equal(
+            inputs.samples(opened, (channels, 4, 6), True), expected[None]
+        )
     small = read_folders(tmp_path, 3).dataset.x
     np.testing.assert_array_equal(inputs.samples(path, (channels, 3, 3), True), small)
 
@@ -134,7 +140,10 @@ def test_two_kinds_that_16_bits_tell_apart_stay_apart(tmp_path):
         folder = tmp_path / "site/task/train" / label
         folder.mkdir(parents=True)
         Image.fromarray(np.full((8, 8), level, np.uint16)).save(folder / "a.png")
-    assert [set(x.ravel()) for x in read_folders(tmp_path, None).dataset.x] == [{20000 >> 8}, {45000 >> 8}]
+    assert [set(x.ravel()) for x in read_folders(tmp_path, None).dataset.x] == [
+        {20000 >> 8},
+        {45000 >> 8},
+    ]
 
 
 def tiff(array):
@@ -148,14 +157,26 @@ def animated(kind):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.tif", tiff(GREY.astype(np.int32) * 100_000), "whole numbers of which no one knows what is white"),
-        ("a.tif", tiff(GREY.astype(np.float32)), r"values from 0\.0 to 230\.0; read are 8 or 16 bits, or fractions"),
+        (
+            "a.tif",
+            tiff(GREY.astype(np.int32) * 100_000),
+            "whole numbers of which no one knows what is white",
+        ),
+        (
+            "a.tif",
+            tiff(GREY.astype(np.float32)),
+            r"values from 0\.0 to 230\.0; read are 8 or 16 bits, or fractions",
+        ),
         ("a.tif", tiff(np.full((4, 6), np.nan, np.float32)), "values from nan to nan"),
         ("a.tif", animated("TIFF"), "it holds 2 pictures; save each in a file of its own"),
         ("a.gif", animated("GIF"), "it holds 2 pictures"),
         ("a.png", animated("PNG"), "it holds 2 pictures"),
         ("a.webp", animated("WEBP"), "it holds 2 pictures"),
-        ("a.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 4\n%%EOF\n", "none of PNG, JPEG, BMP, GIF, PPM"),
+        (
+            "a.png",
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 4\n%%EOF\n",
+            "none of PNG, JPEG, BMP, GIF, PPM",
+        ),
         ("a.tif", tiff(GREY)[:-40], "cannot be read as an image"),
         ("a.bmp", saved(of(GREY), "BMP")[:60], "cannot be read as an image"),
         ("a.webp", saved(of(COLOUR), "WEBP")[:40], "cannot be read as an image"),
@@ -178,15 +199,20 @@ def test_catalogue_pictures_are_png_or_jpeg(tmp_path):
         pictures.read(tmp_path / "a.jpg", formats=("PNG", "JPEG"))
 
 
-# --- arrays given to predict -----------------------------------------------------------------------------------------
+# --- arrays given to predict ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("number", [1, 10, 12])
 @pytest.mark.parametrize("pixels", [True, False])
 def test_sequences_are_never_taken_for_one_picture(width, number, pixels):
-    """(N, L, W), as it may be in own data, for a client that has learned from 12 steps of a few numbers."""
-    x = np.arange(number * 12 * width).reshape(number, 12, width).astype(np.uint8 if pixels else np.float32)
+    """(N, L, W), as it may be in own data, for a client that has learned from 12 steps of a few
+    numbers."""
+    x = (
+        np.arange(number * 12 * width)
+        .reshape(number, 12, width)
+        .astype(np.uint8 if pixels else np.float32)
+    )
     np.testing.assert_array_equal(inputs.samples(x, (1, 12, width), pixels), x[..., None])
 
 

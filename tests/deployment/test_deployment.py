@@ -1,4 +1,5 @@
-"""A federation as processes: certificates, site folders, the supervisor, and Flower itself on loopback."""
+"""A federation as processes: certificates, site folders, the supervisor, and Flower itself on
+loopback."""
 
 import os
 import re
@@ -25,7 +26,9 @@ from helpers.waiting import HANGS, until
 
 ROOT = Path(__file__).parents[2]
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="whose child an orphan is can be seen on Linux only")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="whose child an orphan is can be seen on Linux only"
+)
 
 
 def flower():
@@ -36,7 +39,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-# --- certificates and keys -----------------------------------------------------------------------------------------
+# --- certificates and keys ------------------------------------------------------------------------
 
 
 def test_authority_and_server_certificate(tmp_path):
@@ -48,7 +51,9 @@ def test_authority_and_server_certificate(tmp_path):
     from fedmes.deployment.certificates import make_server
 
     files = make_server(tmp_path, ["fed.example.org", "10.0.0.7"])
-    authority, server = (x509.load_pem_x509_certificate(p.read_bytes()) for p in (files.authority, files.certificate))
+    authority, server = (
+        x509.load_pem_x509_certificate(p.read_bytes()) for p in (files.authority, files.certificate)
+    )
     for certificate in (authority, server):
         certificate.verify_directly_issued_by(authority)
         assert certificate.not_valid_before_utc < datetime.now(UTC)
@@ -57,8 +62,14 @@ def test_authority_and_server_certificate(tmp_path):
     def extension(certificate, kind):
         return certificate.extensions.get_extension_for_class(kind).value
 
-    assert extension(authority, x509.BasicConstraints).ca and not extension(server, x509.BasicConstraints).ca
-    assert extension(authority, x509.KeyUsage).key_cert_sign and not extension(server, x509.KeyUsage).key_cert_sign
+    assert (
+        extension(authority, x509.BasicConstraints).ca
+        and not extension(server, x509.BasicConstraints).ca
+    )
+    assert (
+        extension(authority, x509.KeyUsage).key_cert_sign
+        and not extension(server, x509.KeyUsage).key_cert_sign
+    )
     assert list(extension(server, x509.ExtendedKeyUsage)) == [ExtendedKeyUsageOID.SERVER_AUTH]
     names = extension(server, x509.SubjectAlternativeName)
     assert names.get_values_for_type(x509.DNSName) == ["fed.example.org"]
@@ -99,7 +110,7 @@ def test_a_server_with_these_certificates_is_trusted_by_its_authority_only(tmp_p
             handshake(authority, host)
 
 
-# --- a site's folder -----------------------------------------------------------------------------------------------
+# --- a site's folder ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -120,10 +131,15 @@ def test_site_init(tmp_path, pictures):
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    status, out, err = fedmes("site", "init", "here", "--data", "pictures", "--name", "north", cwd=tmp_path)
+    status, out, err = fedmes(
+        "site", "init", "here", "--data", "pictures", "--name", "north", cwd=tmp_path
+    )
     assert (status, err) == (0, "")
     folder = tmp_path / "here"
-    assert tomllib.loads((folder / "site.toml").read_text()) == {"name": "north", "data": str(pictures)}
+    assert tomllib.loads((folder / "site.toml").read_text()) == {
+        "name": "north",
+        "data": str(pictures),
+    }
     assert (mode(folder), mode(folder / "key")) == (0o700, 0o600)
     private = serialization.load_ssh_private_key((folder / "key").read_bytes(), None)
     public = serialization.load_ssh_public_key((folder / "key.pub").read_bytes())
@@ -171,7 +187,7 @@ def test_without_flower_it_is_said_what_to_install(monkeypatch):
         require_flower()
 
 
-# --- the supervisor ------------------------------------------------------------------------------------------------
+# --- the supervisor -------------------------------------------------------------------------------
 
 # A process that has a child in a session of its own, as Flower's have, and writes down both.
 PARENT = """
@@ -192,12 +208,16 @@ def supervisor():
 
 def generations(path, count):
     """The (parent, child) pairs that have been started, once there are `count`."""
-    lines = until(lambda: len(n := path.read_text().splitlines() if path.is_file() else []) >= count and n, path)
+    lines = until(
+        lambda: len(n := path.read_text().splitlines() if path.is_file() else []) >= count and n,
+        path,
+    )
     return [tuple(map(int, line.split())) for line in lines]
 
 
 def found(supervisor, pids, name=None):
-    """All of these and no others; a process that is just beginning a program is not seen for a moment."""
+    """All of these and no others; a process that is just beginning a program is not seen for a
+    moment."""
     until(lambda: sorted(supervisor.pids(name)) == sorted(pids), "the processes of this name")
 
 
@@ -238,14 +258,22 @@ def test_the_next_process_of_a_name_meets_nothing_of_the_last(tmp_path, supervis
 @linux
 def test_names_that_begin_alike_are_kept_apart(tmp_path, supervisor):
     for name in ("site1", "site10"):
-        supervisor.keep(name, [sys.executable, "-c", PARENT, str(tmp_path / name)], tmp_path / "log", os.environ)
+        supervisor.keep(
+            name, [sys.executable, "-c", PARENT, str(tmp_path / name)], tmp_path / "log", os.environ
+        )
     pairs = {name: generations(tmp_path / name, 1)[0] for name in ("site1", "site10")}
     found(supervisor, pairs["site1"] + pairs["site10"])
     found(supervisor, pairs["site1"], "site1")
 
 
 def test_a_process_that_is_not_to_be_started_again(tmp_path, supervisor):
-    supervisor.keep("a", [sys.executable, "-c", "print('word'); exit(3)"], tmp_path / "log", os.environ, restart=False)
+    supervisor.keep(
+        "a",
+        [sys.executable, "-c", "print('word'); exit(3)"],
+        tmp_path / "log",
+        os.environ,
+        restart=False,
+    )
     assert until(lambda: supervisor.status("a"), "the end") == 3
     assert (tmp_path / "log").read_text() == "word\n"
     assert supervisor.starts("a") == 1
@@ -274,17 +302,37 @@ def test_nothing_survives_a_supervisor_that_is_killed(tmp_path):
     until(lambda: not running(pid), "the child's end")
 
 
-# --- Flower --------------------------------------------------------------------------------------------------------
+# --- Flower ---------------------------------------------------------------------------------------
 
 
 @linux
 def test_a_stopped_federation_leaves_nothing(tmp_path):
-    """Ctrl-C as soon as the SuperLink is there. A second signal does not cut the taking down short."""
+    """Ctrl-C as soon as the SuperLink is there. A second signal does not cut the taking down
+    short."""
     flower()
-    command = [sys.executable, "-m", "fedmes", "federation", "up", "--sites", "2", "--tasks", "2", "--out", "here"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "fedmes",
+        "federation",
+        "up",
+        "--sites",
+        "2",
+        "--tasks",
+        "2",
+        "--out",
+        "here",
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     log = tmp_path / "here/federation/log/superlink.log"
-    until(lambda: process.poll() is not None or (log.is_file() and "Uvicorn running" in log.read_text()), "SuperLink")
+    until(
+        lambda: (
+            process.poll() is not None or (log.is_file() and "Uvicorn running" in log.read_text())
+        ),
+        "SuperLink",
+    )
     ours = descendants(process.pid)
     assert ours
     process.send_signal(signal.SIGINT)
@@ -297,7 +345,8 @@ def test_a_stopped_federation_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_ends_a_run_and_later_ones_change_nothing(tmp_path, number):
-    before = signal.signal(number, signal.default_int_handler)  # whoever runs the tests may ignore it
+    # whoever runs the tests may ignore it
+    before = signal.signal(number, signal.default_int_handler)
     taken_down = False
     try:
         with pytest.raises(Stopped), ended_by_signals(tmp_path):
@@ -322,7 +371,8 @@ def test_a_signal_that_is_ignored_stays_so(tmp_path):
 
 
 def descendants(pid):
-    """Of a process, by its mark: those that the system shows as somebody else's children are among them."""
+    """Of a process, by its mark: those that the system shows as somebody else's children are among
+    them."""
     token = next((t for p in children(pid) for t in marks(p)), None)
     return [int(p) for p in os.listdir("/proc") if p.isdecimal() and token in marks(p)]
 
@@ -363,7 +413,9 @@ def test_each_client_of_own_data_becomes_a_site(tmp_path, pictures):
 
 def test_the_app_of_the_docs_and_of_the_project_is_the_one_that_is_run():
     run = tomllib.loads(local.APP)
-    (written,) = re.findall(r"```toml\n(\[project\]\n.*?)```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL)
+    (written,) = re.findall(
+        r"```toml\n(\[project\]\n.*?)```", (ROOT / "docs/deployment.md").read_text(), re.DOTALL
+    )
     assert tomllib.loads(written) == run
     app = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert {key: app[key] for key in run["tool"]["flwr"]["app"]} == run["tool"]["flwr"]["app"]

@@ -1,6 +1,7 @@
 """The real thing: a SuperLink with TLS and node keys, SuperNodes under a supervisor, and SIGKILL.
 
-One federation for all of it, since Flower takes its time: runs on the same sites keep apart by `federation.name`.
+One federation for all of it, since Flower takes its time: runs on the same sites keep apart by
+`federation.name`.
 """
 
 import json
@@ -67,7 +68,9 @@ def same(tmp_path, want, sites, name):
     for kind, table in want.accuracy.items():
         np.testing.assert_array_equal(table, got.accuracy[kind])
     loop = tmp_path / "loop" / "seed0"
-    assert (tmp_path / "out/seed0/global.safetensors").read_bytes() == (loop / "global.safetensors").read_bytes()
+    assert (tmp_path / "out/seed0/global.safetensors").read_bytes() == (
+        loop / "global.safetensors"
+    ).read_bytes()
     for k, folder in enumerate(sites):
         mine = folder / name / "model.safetensors"
         assert mine.read_bytes() == (loop / f"client{k}" / "model.safetensors").read_bytes()
@@ -93,14 +96,33 @@ def strangers(federation, sites, tmp_path):
     address = ["--superlink", f"127.0.0.1:{federation.ports()[0]}"]
     key = "--auth-supernode-private-key"
     attempts = {
-        "Failed to activate": [*address, "--root-certificates", authority, key, tmp_path / "stranger/key"],
+        "Failed to activate": [
+            *address,
+            "--root-certificates",
+            authority,
+            key,
+            tmp_path / "stranger/key",
+        ],
         "must be registered": [*address, "--root-certificates", authority],
-        "CERTIFICATE_VERIFY_FAILED": [*address, "--root-certificates", other, key, sites[0] / "key"],
+        "CERTIFICATE_VERIFY_FAILED": [
+            *address,
+            "--root-certificates",
+            other,
+            key,
+            sites[0] / "key",
+        ],
     }
     for reason, arguments in attempts.items():
         (home := tmp_path / reason).mkdir()
-        command = [local.script("flower-supernode"), *map(str, arguments), "--port", str(local.free_ports(1)[0])]
-        federation.supervisor.keep(reason, command, home / "log", local.environment(home), restart=False)
+        command = [
+            local.script("flower-supernode"),
+            *map(str, arguments),
+            "--port",
+            str(local.free_ports(1)[0]),
+        ]
+        federation.supervisor.keep(
+            reason, command, home / "log", local.environment(home), restart=False
+        )
         yield reason, home / "log"
 
 
@@ -109,7 +131,9 @@ def test_equal_to_the_loop_and_closed_to_strangers(federation, sites, tmp_path):
     run, want = asked(tmp_path, "fedmes", "first")
     assert federation.run(timeout=HANGS, **run) == "completed"
     got = same(tmp_path, want, sites, "first")
-    assert got.config.engine.name == "flower" and not [note for note in got.notes if "times" in note]
+    assert got.config.engine.name == "flower" and not [
+        note for note in got.notes if "times" in note
+    ]
     stream = (federation.log / "run1.log").read_text()
     assert "\nfedmes: round 2: 0, 1; accuracy so far 0 " in stream
     assert f"\nfedmes: finished, the result is in {tmp_path / 'out'}\n" in stream
@@ -132,12 +156,15 @@ def test_a_superlink_that_is_killed(federation, sites, tmp_path):
     federation.start_superlink()
     assert federation.run(timeout=HANGS, **run) == "completed"
     same(tmp_path, want, sites, "second")
-    assert json.loads((tmp_path / "out/progress.jsonl").read_text().splitlines()[-1])["rounds_done"] == 4
+    assert (
+        json.loads((tmp_path / "out/progress.jsonl").read_text().splitlines()[-1])["rounds_done"]
+        == 4
+    )
 
 
 def test_a_supernode_that_is_killed(federation, sites, tmp_path):
-    """The other one ends the round; the supervisor brings it back, which the next round waits for, and it finds its
-    model and memory where it left them."""
+    """The other one ends the round; the supervisor brings it back, which the next round waits for,
+    and it finds its model and memory where it left them."""
     run, _ = asked(tmp_path, "fedmes", "third", tasks=3)
     federation.submit(**run)
     until_round(tmp_path / "out", 1)

@@ -1,5 +1,5 @@
-"""`fedmes federation up` at a terminal. Flower's processes are in test_federation.py; here the server and its
-sites run in one process, and everything else is what the command really does."""
+"""`fedmes federation up` at a terminal. Flower's processes are in test_federation.py; here the
+server and its sites run in one process, and everything else is what the command really does."""
 
 import json
 import os
@@ -99,7 +99,8 @@ def task(folder, classes):
 
 
 def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
-    """A new class comes to one of two sites: the status, the stream, the table and result.json say so."""
+    """A new class comes to one of two sites: the status, the stream, the table and result.json say
+    so."""
     for name in ("north", "south"):
         task(tmp_path / "data" / name / "t1", ("cat", "dog"))
     task(tmp_path / "late" / "south" / "t2", ("cat", "emu"))
@@ -111,9 +112,15 @@ def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
     assert name == "south" and "class emu is not among the federation's" in reason
     assert f"{name}: {reason}" in result["notes"]
     lines = " ".join(shown.split())
-    assert lines.count(f"site left out: south ({reason})") == 1 and f"note: south: {reason}" not in lines
+    assert (
+        lines.count(f"site left out: south ({reason})") == 1
+        and f"note: south: {reason}" not in lines
+    )
     report.write([tmp_path / "here"], tmp_path / "page.html")
     assert "site left out: south (" in (tmp_path / "page.html").read_text()
     assert f"fedmes: site south is left out: {reason}" in lines
     assert f"fedmes: round 1: north; missing south ({reason}); accuracy so far north " in lines
-    assert f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})" in lines
+    assert (
+        f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})"
+        in lines
+    )

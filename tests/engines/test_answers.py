@@ -30,7 +30,7 @@ SAMPLES = 24  # that each client trains on in its first round
 HAS = 48  # and has in all
 
 
-# --- forgeries --------------------------------------------------------------------------------------------------------
+# --- forgeries ------------------------------------------------------------------------------------
 
 
 class _Gone:
@@ -108,27 +108,39 @@ def _numpy_file(header):
 
 
 HUGE = _numpy_file("{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000,), }")
-PICKLED = _numpy_file("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }") + pickle.dumps([{}])
+PICKLED = _numpy_file("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }") + pickle.dumps(
+    [{}]
+)
 
 
 NAN, INF = float("nan"), float("inf")
 DEEP = "[" * 100_000
-COUNTS = (NAN, INF, 1e39, 1e30, -1e9, -1, 10**30, 1.5, "x", None, True, [], {})  # none of them counts anything
+# none of them counts anything
+COUNTS = (NAN, INF, 1e39, 1e30, -1e9, -1, 10**30, 1.5, "x", None, True, [], {})
 
 HELLOS = {
     **{f"client {value!r}": said("client", value) for value in (*COUNTS, 3, 99, GONE)},
     **{f"samples {value!r}": said("samples", value) for value in (*COUNTS, GONE)},
     **{f"version {value!r}": said("version", value) for value in ("x", 1.5, -2, 10**30, GONE)},
     **{f"waiting {value!r}": said("waiting", value) for value in (1, "yes", None, GONE)},
-    **{f"name {value!r}": said("name", value) for value in ("", " ", "a\nb", "\x1b[31m", "n" * 200, 1, None, GONE)},
+    **{
+        f"name {value!r}": said("name", value)
+        for value in ("", " ", "a\nb", "\x1b[31m", "n" * 200, 1, None, GONE)
+    },
     "one fact more": said("colour", "blue"),
     "not JSON": text("{"),
 }
 TRAININGS = {
-    **{f"samples {value!r}": said("work.samples", value) for value in (*COUNTS, HAS + 1, 10**9, GONE)},
+    **{
+        f"samples {value!r}": said("work.samples", value)
+        for value in (*COUNTS, HAS + 1, 10**9, GONE)
+    },
     **{f"position {value!r}": said("work.position", value) for value in (*COUNTS, 2, 10**9, GONE)},
     **{f"index {value!r}": said("work.index", value) for value in (1, -1, "x", GONE)},
-    **{f"seconds {value!r}": said("work.seconds", value) for value in ("x", NAN, INF, -1, None, GONE)},
+    **{
+        f"seconds {value!r}": said("work.seconds", value)
+        for value in ("x", NAN, INF, -1, None, GONE)
+    },
     **{f"version {value!r}": said("version", value) for value in ("x", 1.5, -2, 10**30, GONE)},
     **{f"waiting {value!r}": said("waiting", value) for value in (1, "yes", None, GONE)},
     **{f"ended {value!r}": said("ended", value) for value in (0, "no", None, GONE)},
@@ -174,7 +186,10 @@ UPLOADS = {
 }
 SCORES = {
     **{f"position {value!r}": said("position", value) for value in (*COUNTS, 1, 99, GONE)},
-    **{f"acc {value!r}": said("accuracy", {"acc": [[value, 0.5]]}) for value in (1e9, -0.1, INF, "x", None, True)},
+    **{
+        f"acc {value!r}": said("accuracy", {"acc": [[value, 0.5]]})
+        for value in (1e9, -0.1, INF, "x", None, True)
+    },
     "text": said("accuracy", "good"),
     "gone": said("accuracy", GONE),
     "empty": said("accuracy", {}),
@@ -188,7 +203,7 @@ SCORES = {
 }
 
 
-# --- an engine whose sites say what they once said --------------------------------------------------------------------
+# --- an engine whose sites say what they once said ------------------------------------------------
 
 
 class Replay:
@@ -237,12 +252,17 @@ def honest(prepared, tmp_path_factory):
     engine.round(0)
     engine.evaluate(0)
     facts = json.loads(found[1, "train"]["fedmes"]["json"])
-    assert (facts["work"]["samples"], json.loads(found[1, "query"]["fedmes"]["json"])["samples"]) == (SAMPLES, HAS)
+    assert (
+        facts["work"]["samples"],
+        json.loads(found[1, "query"]["fedmes"]["json"])["samples"],
+    ) == (SAMPLES, HAS)
     return found
 
 
 def started(prepared, grid):
-    return FlowerEngine(prepared.method, [f.initial for f in prepared.federations], prepared.config, grid)
+    return FlowerEngine(
+        prepared.method, [f.initial for f in prepared.federations], prepared.config, grid
+    )
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +274,9 @@ def without_client_1(prepared, honest):
 
 
 def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(t, other[name]) for name, t in one.items()
+    )
 
 
 def test_honest_answers_are_taken(prepared, honest, without_client_1):
@@ -272,7 +294,11 @@ def test_an_answer_to_a_round(prepared, honest, without_client_1, forgery):
     assert same(engine.servers[0], without_client_1)
     assert [score.client for score in engine.evaluate(0)] == [0, 2]
     (note,) = engine.notes
-    assert note.startswith("1: unreadable answer (") and note.endswith(" (1 times)") and note.isprintable()
+    assert (
+        note.startswith("1: unreadable answer (")
+        and note.endswith(" (1 times)")
+        and note.isprintable()
+    )
     assert engine.sites_left_out == {"1": note[3 : -len(" (1 times)")]}
 
 
@@ -303,7 +329,9 @@ def test_a_hello(prepared, honest, forgery, monkeypatch):
 
 def test_what_is_not_a_number_in_a_report_or_an_accuracy_is_taken_as_such(prepared, honest):
     """Honest clients diverge, and have tasks that they never met."""
-    engine = started(prepared, Replay(honest, said("work.report", {"loss": NAN, "distance": INF}), "train"))
+    engine = started(
+        prepared, Replay(honest, said("work.report", {"loss": NAN, "distance": INF}), "train")
+    )
     assert math.isnan(engine.round(0)[1].report["loss"])
     engine = started(prepared, Replay(honest, said("accuracy", {"acc": [[NAN, NAN]]}), "evaluate"))
     engine.round(0)
@@ -326,11 +354,12 @@ def test_words_of_a_refusal_are_shown_in_one_line(prepared, honest):
     assert reason.isprintable() and reason.startswith(" [2Jno no") and len(reason) == 200
 
 
-# --- a whole run ------------------------------------------------------------------------------------------------------
+# --- a whole run ----------------------------------------------------------------------------------
 
 
 def test_a_run_with_a_liar_is_a_run_without_it(prepared, tmp_path):
-    """Another forgery in each round, and what is left is what the honest two make of it; also after a stop."""
+    """Another forgery in each round, and what is left is what the honest two make of it; also after
+    a stop."""
 
     def run(name, prepare_grid, **how):
         grid = inprocess.simulated(tmp_path / name, 3)
@@ -338,10 +367,14 @@ def test_a_run_with_a_liar_is_a_run_without_it(prepared, tmp_path):
         return runner.execute(prepare(options), tmp_path / name, grid=grid, **how)
 
     options = config.load(None, TINY | {"rounds": 3, "method": "fedmes"})
-    forgeries = iter([said("work.samples", NAN), text(DEEP), said("work.position", 10**9), without("fedmes")] * 2)
+    forgeries = iter(
+        [said("work.samples", NAN), text(DEEP), said("work.position", 10**9), without("fedmes")] * 2
+    )
 
     def lie(grid):
-        grid.forged = lambda k, kind, content: next(forgeries)(content) if (k, kind) == (1, "train") else content
+        grid.forged = lambda k, kind, content: (
+            next(forgeries)(content) if (k, kind) == (1, "train") else content
+        )
 
     def stay_away(grid):
         grid.away = lambda k, message: k == 1 and message.metadata.message_type == "train"
@@ -350,6 +383,8 @@ def test_a_run_with_a_liar_is_a_run_without_it(prepared, tmp_path):
     got = run("liar", lie)
     for kind, table in want.accuracy.items():
         np.testing.assert_array_equal(table, got.accuracy[kind])
-    models = [(tmp_path / name / "seed0/global.safetensors").read_bytes() for name in ("away", "liar")]
+    models = [
+        (tmp_path / name / "seed0/global.safetensors").read_bytes() for name in ("away", "liar")
+    ]
     assert models[0] == models[1]
     assert run_dir.load(tmp_path / "liar").sites_left_out.keys() == {"1"}

@@ -1,4 +1,5 @@
-"""The GPU's own grouped convolutions compute what cuDNN computes, alone and inside a compiled step."""
+"""The GPU's own grouped convolutions compute what cuDNN computes, alone and inside a compiled
+step."""
 
 import pytest
 import torch
@@ -54,10 +55,18 @@ def test_a_compiled_gradient_uses_them(monkeypatch):
     torch._dynamo.reset()
 
     def loss(w, x):
-        return torch.nn.functional.conv2d(F.relu(F.conv2d(x, w[0], padding=1)), w[1], padding=1).float().square().mean()
+        return (
+            torch.nn.functional.conv2d(F.relu(F.conv2d(x, w[0], padding=1)), w[1], padding=1)
+            .float()
+            .square()
+            .mean()
+        )
 
     stacked = torch.func.vmap(torch.func.grad(loss))
-    w, x = torch.randn(3, 2, 32, 32, 3, 3, device="cuda") / 17, torch.randn(3, 8, 32, 10, 10, device="cuda")
+    w, x = (
+        torch.randn(3, 2, 32, 32, 3, 3, device="cuda") / 17,
+        torch.randn(3, 8, 32, 10, 10, device="cuda"),
+    )
     with convolutions.all_groups_at_once(), torch._inductor.config.patch(fx_graph_cache=False):
         mine = torch.compile(stacked, dynamic=False)(w.bfloat16(), x.bfloat16())
     exact = stacked(w.double(), x.double())

@@ -1,4 +1,5 @@
-"""Clients that are not asked, do not answer or send nonsense: the run goes on, in both engines alike."""
+"""Clients that are not asked, do not answer or send nonsense: the run goes on, in both engines
+alike."""
 
 import csv
 import warnings
@@ -11,8 +12,8 @@ import fedmes
 from fedmes import config
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.loop import LoopEngine
-from fedmes.engines.server import MISFIT, TOO_FAR, Update, settle
-from fedmes.experiment.recorder import Book, Origin
+from fedmes.engines.server import MISFIT, TOO_FAR, Update, aggregate_round
+from fedmes.experiment.recorder import Origin, Recorder
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS
 from fedmes.methods.losses import is_right
@@ -41,7 +42,11 @@ def test_a_run_with_many_faults_ends(tmp_path):
     expected = 8 * 12
     assert 0.5 * expected < len(result.rounds) < 0.9 * expected  # about 30 % did not answer
     assert result.left_out > 0
-    assert all(np.isfinite(result.metrics[score][key]["mean"]) for score in result.metrics for key in ("acc_all", "fr"))
+    assert all(
+        np.isfinite(result.metrics[score][key]["mean"])
+        for score in result.metrics
+        for key in ("acc_all", "fr")
+    )
     with (tmp_path / "o/rounds.csv").open(newline="") as file:
         said = [(row["left_out"], row["reason"]) for row in csv.DictReader(file)]
     assert said.count(("1", "not finite")) == result.left_out
@@ -74,12 +79,15 @@ def test_too_few_good_updates_leave_the_server_as_it_is():
 
 
 class Boastful(FedMeS):
-    """Client 1 sends a thousand times its model in the second round of each task; client 3 answers with 1e30."""
+    """Client 1 sends a thousand times its model in the second round of each task; client 3 answers
+    with 1e30."""
 
-    def upload(self, st, me):
-        second = ~me.first & ~me.last
-        factor = torch.where((me.client == 1) & second, 1e3, 1.0) * torch.where((me.client == 3) & me.last, 1e30, 1.0)
-        return {name: t * factor for name, t in super().upload(st, me).items()}
+    def upload(self, state, ctx):
+        second = ~ctx.first & ~ctx.last
+        factor = torch.where((ctx.client == 1) & second, 1e3, 1.0) * torch.where(
+            (ctx.client == 3) & ctx.last, 1e30, 1.0
+        )
+        return {name: t * factor for name, t in super().upload(state, ctx).items()}
 
 
 def test_an_absurd_update_is_left_out_in_both_engines(tmp_path):
@@ -91,10 +99,19 @@ def test_an_absurd_update_is_left_out_in_both_engines(tmp_path):
     absurd = [(row.client, row.index) for row in rows if row.reason == "absurd norm"]
     broken = [(row.client, row.index) for row in rows if row.reason == "not finite"]
     assert set(absurd) == {(1, 1), (3, 2)}
-    assert len(absurd) + sum(at in {(1, 1), (3, 2)} for at in broken) == 2 * 2 * 2  # both, of two seeds and two tasks
+    # both, of two seeds and two tasks
+    assert len(absurd) + sum(at in {(1, 1), (3, 2)} for at in broken) == 2 * 2 * 2
     assert all(torch.isfinite(t).all() for server in engine.servers for t in server.values())
     with pytest.warns(RuntimeWarning, match=r"client 1 is left out \(absurd norm\)"):
-        fedmes.run(method=Boastful, benchmark="synthetic", clients=4, tasks=1, rounds=3, epochs=1, out=tmp_path / "o")
+        fedmes.run(
+            method=Boastful,
+            benchmark="synthetic",
+            clients=4,
+            tasks=1,
+            rounds=3,
+            epochs=1,
+            out=tmp_path / "o",
+        )
 
 
 def server_of(clients, **options):
@@ -104,7 +121,7 @@ def server_of(clients, **options):
 
     def answer(updates, server=(3.0, 4.0)):
         state = {"w.a": torch.tensor(server)}
-        new, left_out = settle(method, state, updates, clients, {"w.a": torch.zeros(2)})
+        new, left_out = aggregate_round(method, state, updates, clients, {"w.a": torch.zeros(2)})
         return new["w.a"].tolist(), left_out
 
     return answer
@@ -138,19 +155,26 @@ def test_an_average_that_is_not_finite_is_not_kept():
 class Dividing(FedAvg):
     """Its average is not finite in the first round of each task."""
 
-    def upload(self, st, me):
-        return super().upload(st, me) | {"zero": me.first.to(me.lr.dtype)}
+    def upload(self, state, ctx):
+        return super().upload(state, ctx) | {"zero": ctx.first.to(ctx.lr.dtype)}
 
     def server(self, params):
-        return super().server(params) | {"zero": torch.zeros_like(next(iter(params.values())).flatten()[0])}
+        return super().server(params) | {
+            "zero": torch.zeros_like(next(iter(params.values())).flatten()[0])
+        }
 
     def aggregate(self, server, uploads, present, samples):
         new = super().aggregate(server, uploads, present, samples)
-        return {name: t / (1 - new["zero"].round()) if name.startswith("w.") else t * 0 for name, t in new.items()}
+        return {
+            name: t / (1 - new["zero"].round()) if name.startswith("w.") else t * 0
+            for name, t in new.items()
+        }
 
 
 def test_both_engines_keep_what_they_have_when_an_average_is_not_finite():
-    prepared = prepared_with({"method": "fedavg", "rounds": 2, "tasks": 2}, own={"method": Dividing})
+    prepared = prepared_with(
+        {"method": "fedavg", "rounds": 2, "tasks": 2}, own={"method": Dividing}
+    )
     assert_equal_runs(prepared)
     engine = LoopEngine(prepared.method, prepared.federations, prepared.samples)
     before = {name: t.clone() for name, t in engine.servers[0].items()}
@@ -167,9 +191,11 @@ def test_what_is_absurd():
     limit = TOO_FAR * 5.0
     assert answer(near | {2: update(3.0, 4.0 + limit)})[1] == {}
     assert answer(near | {2: update(3.0, 4.1 + limit)}) == ([3.0, 4.0], {2: "absurd norm"})
-    assert answer(near | {2: update(3e30, 1.0)})[1] == {2: "absurd norm"}  # whose square is infinite
+    # whose square is infinite
+    assert answer(near | {2: update(3e30, 1.0)})[1] == {2: "absurd norm"}
     assert answer({2: update(3.0, 5e4)})[1] == {}  # alone: nobody says what is usual
-    assert answer({0: update(3.0, 5e4), 1: update(3.0, -5e4), 2: update(3.0, 6e4)})[1] == {}  # all learn as fast
+    # all learn as fast
+    assert answer({0: update(3.0, 5e4), 1: update(3.0, -5e4), 2: update(3.0, 6e4)})[1] == {}
     assert answer(near | {2: update(3.0, 5.0)}, server=(0.0, 0.0))[1] == {}
     still = {0: update(3.0, 4.0), 1: update(3.0, 4.0)}
     assert answer(still | {2: update(3.0, 5.0)})[1] == {}  # one who learns among those who are done
@@ -178,29 +204,48 @@ def test_what_is_absurd():
 def test_a_good_run_says_nothing(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = fedmes.run(benchmark="synthetic", clients=4, tasks=2, rounds=2, epochs=1, out=tmp_path / "o")
+        result = fedmes.run(
+            benchmark="synthetic", clients=4, tasks=2, rounds=2, epochs=1, out=tmp_path / "o"
+        )
     assert result.left_out == 0
 
 
-# --- a model that has diverged ---------------------------------------------------------------------------------------
+# --- a model that has diverged --------------------------------------------------------------------
 
 
 def test_the_right_class_of_no_numbers_is_none():
     nothing, scores = float("nan"), torch.tensor([[0.2, 0.8], [0.9, 0.1]])
     assert is_right(scores, torch.tensor([1, 1])).tolist() == [True, False]
     for bad in (nothing, float("inf")):
-        assert is_right(torch.tensor([[bad, 0.8], [bad, bad]]), torch.tensor([0, 0])).tolist() == [False, False]
+        assert is_right(torch.tensor([[bad, 0.8], [bad, bad]]), torch.tensor([0, 0])).tolist() == [
+            False,
+            False,
+        ]
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", ["local", "fedmes", "fedweit"])
 def test_a_model_of_no_numbers_has_no_accuracy(method, engine, tmp_path):
-    """The arg-max of NaN is class 0, which somebody has: no sample of it counts as right, and the notes say whose."""
-    options = {"clients": 3, "tasks": 2, "rounds": 1, "epochs": 2, "memory": 6, "model": {"width": 8}}
+    """The arg-max of NaN is class 0, which somebody has: no sample of it counts as right, and the
+    notes say whose."""
+    options = {
+        "clients": 3,
+        "tasks": 2,
+        "rounds": 1,
+        "epochs": 2,
+        "memory": 6,
+        "model": {"width": 8},
+    }
     optim = {"name": "sgd", "lr": 1e30}
-    with pytest.warns(RuntimeWarning, match="answers that are no numbers count as wrong: client 0 after task 0"):
-        result = fedmes.run(method=method, engine=engine, optim=optim, out=tmp_path / "o", **options)
-    assert any(0 in task.classes for task in open_benchmark(result.config).stream(0).clients[0].tasks)
+    with pytest.warns(
+        RuntimeWarning, match="answers that are no numbers count as wrong: client 0 after task 0"
+    ):
+        result = fedmes.run(
+            method=method, engine=engine, optim=optim, out=tmp_path / "o", **options
+        )
+    assert any(
+        0 in task.classes for task in open_benchmark(result.config).stream(0).clients[0].tasks
+    )
     for name, values in result.accuracy.items():
         assert set(values[~np.isnan(values)]) == {0.0}, name
     (note,) = (note for note in run_dir.load(tmp_path / "o").notes if "no numbers" in note)
@@ -210,13 +255,15 @@ def test_a_model_of_no_numbers_has_no_accuracy(method, engine, tmp_path):
     )
 
 
-def book(arrival, **options):
-    return Book(config.load(None, {"stream.arrival": arrival, "clients": 2, "tasks": 2} | options))
+def recorder(arrival, **options):
+    return Recorder(
+        config.load(None, {"stream.arrival": arrival, "clients": 2, "tasks": 2} | options)
+    )
 
 
 def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
     """Client 1 begins a round later: its first round of a task is client 0's second."""
-    made = book("staggered", seeds=[0, 7])
+    made = recorder("staggered", seeds=[0, 7])
 
     def row(seed, client, position, index, seconds):
         return RoundRow(seed, client, position, index, {}, 0, 0, seconds)
@@ -224,7 +271,7 @@ def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
     made.enter([row(0, 0, 0, 0, 1.0), row(1, 0, 0, 0, 5.0)], [])
     made.enter([row(0, 0, 0, 1, 2.0), row(0, 1, 0, 0, 8.0)], [])
     arrays, about = made.save()
-    resumed = book("staggered", seeds=[0, 7])
+    resumed = recorder("staggered", seeds=[0, 7])
     resumed.restore(arrays, about)
     for one in (made, resumed):
         one.enter([row(0, 0, 1, 0, 4.0), row(0, 1, 0, 1, 3.0)], [])
@@ -232,24 +279,24 @@ def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
 
 
 def test_a_checkpoint_of_old_knows_what_was_slowest_in_lock_step():
-    made = book("lockstep")
+    made = recorder("lockstep")
     for g, seconds in enumerate(((1.0, 3.0), (4.0, 2.0))):
         made.enter([RoundRow(0, k, 0, g, {}, 0, 0, seconds[k]) for k in (0, 1)], [])
     arrays, about = made.save()
     del about["slowest_seconds"], about["undefined"]
-    resumed = book("lockstep")
+    resumed = recorder("lockstep")
     resumed.restore(arrays, about)
     assert resumed.result(1, [], Origin()).seconds["slowest_client"] == 7.0
 
 
 def test_who_has_no_accuracy_is_remembered_by_a_checkpoint():
-    made = book("lockstep", seeds=[3])
+    made = recorder("lockstep", seeds=[3])
     with pytest.warns(RuntimeWarning, match="no numbers"):
         made.enter([], [Score(0, 1, 0, {"acc": [(0.0, 0.0)]}, undefined=True)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough
         made.enter([], [Score(0, 1, 1, {"acc": [(0.0, 0.0)] * 2}, undefined=True)])
-    resumed = book("lockstep", seeds=[3])
+    resumed = recorder("lockstep", seeds=[3])
     resumed.restore(*made.save())
     (note,) = resumed.result(1, ["another"], Origin()).notes[1:]
     assert "client 1 after task 0 (seed 3), client 1 after task 1 (seed 3);" in note

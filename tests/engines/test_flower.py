@@ -1,4 +1,5 @@
-"""Clients on sites of their own: equal to the loop, whatever is lost on the way; and nothing private leaves them."""
+"""Clients on sites of their own: equal to the loop, whatever is lost on the way; and nothing
+private leaves them."""
 
 import errno
 import json
@@ -55,13 +56,17 @@ def same(one, other, out, there):
     assert one.accuracy.keys() == other.accuracy.keys()
     for name, table in one.accuracy.items():
         np.testing.assert_array_equal(table, other.accuracy[name])
-    for path in ("seed0/global.safetensors", "seed0/client1/model.safetensors", "seed0/client1/memory.npz"):
+    for path in (
+        "seed0/global.safetensors",
+        "seed0/client1/model.safetensors",
+        "seed0/client1/memory.npz",
+    ):
         assert (out / path).exists() == (there / path).exists()
         if path.endswith("safetensors") and (out / path).exists():
             assert (out / path).read_bytes() == (there / path).read_bytes()
 
 
-# --- equal to the loop ------------------------------------------------------------------------------------------------
+# --- equal to the loop ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -95,7 +100,7 @@ def test_the_same_in_flowers_own_simulation(tmp_path, monkeypatch):
     same(want, got, tmp_path / "loop", tmp_path / "flower")
 
 
-# --- interruptions ----------------------------------------------------------------------------------------------------
+# --- interruptions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
@@ -128,23 +133,29 @@ def test_a_server_that_dies_goes_on(method, when, tmp_path, monkeypatch):
 def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": "flower"})
     prepared = prepare(options)
-    desk = simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
-    bc = prepared.method.server(desk.initial)
-    first = desk.train(0, desk.receive(bc, {}, 0))
-    saved = checkpoint.latest(desk.directory)
-    again = simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})  # after a crash
-    second = again.train(0, again.receive(bc, None, 0))
+    client = simulation.simulated_client(tmp_path, prepared.config, 0, {"partition-id": 1})
+    broadcast = prepared.method.server(client.initial)
+    first = client.train(0, client.receive(broadcast, {}, 0))
+    saved = checkpoint.latest(client.directory)
+    # after a crash
+    again = simulation.simulated_client(tmp_path, prepared.config, 0, {"partition-id": 1})
+    second = again.train(0, again.receive(broadcast, None, 0))
     assert second.upload.keys() == first.upload.keys()
     assert all(torch.equal(t, second.upload[n]) for n, t in first.upload.items())
-    assert second.facts.work.model_copy(update={"seconds": first.facts.work.seconds}) == first.facts.work
-    assert all(torch.equal(t, checkpoint.latest(desk.directory)[0][n]) for n, t in saved[0].items())
-    again.train(1, again.receive(bc, None, 0))
-    once = again.evaluate(bc)
-    third = simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
+    assert (
+        second.facts.work.model_copy(update={"seconds": first.facts.work.seconds})
+        == first.facts.work
+    )
+    assert all(
+        torch.equal(t, checkpoint.latest(client.directory)[0][n]) for n, t in saved[0].items()
+    )
+    again.train(1, again.receive(broadcast, None, 0))
+    once = again.evaluate(broadcast)
+    third = simulation.simulated_client(tmp_path, prepared.config, 0, {"partition-id": 1})
     assert third.about["ended"] == 0
-    assert third.evaluate(bc) == once
+    assert third.evaluate(broadcast) == once
     with pytest.raises(UserError, match="has done round 2 and is asked for 1"):
-        third.train(0, bc)
+        third.train(0, broadcast)
 
 
 def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
@@ -160,7 +171,9 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
 
     grid.away = away
     result = flower(tmp_path / "out", options, grid)
-    assert [note for note in result.notes if note.startswith("2: no answer")] == ["2: no answer (2 times)"]
+    assert [note for note in result.notes if note.startswith("2: no answer")] == [
+        "2: no answer (2 times)"
+    ]
     rounds = [(row["task"], row["round"], row["client"]) for row in result.rounds]
     assert (0, 0, 2) not in rounds and (0, 1, 2) in rounds and (0, 2, 2) not in rounds
     assert np.isnan(result.acc[0, 2, 0]).all()  # nobody asked for its score when the task ended
@@ -170,7 +183,8 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
 def test_a_message_that_died_with_its_supernode_is_sent_again(kind, tmp_path, clock):
-    """The SuperNode is back before the SuperLink has missed it, so nobody says that the message is lost."""
+    """The SuperNode is back before the SuperLink has missed it, so nobody says that the message is
+    lost."""
     options, lost = TINY | {"method": "fedweit"}, []
     grid = inprocess.simulated(tmp_path / "flower", 3)
 
@@ -188,18 +202,21 @@ def test_a_message_that_died_with_its_supernode_is_sent_again(kind, tmp_path, cl
 
 def test_sites_judge_themselves_in_one_way(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "rounds": 1, "engine.name": "flower"})
-    prepared = prepare(options, readings={"few": {"knn.k": 1}})
+    prepared = prepare(options, evaluations={"few": {"knn.k": 1}})
     grid = inprocess.simulated(tmp_path / "runs/out", 3)
-    assert np.isfinite(runner.execute(prepared, tmp_path / "runs/out", grid=grid).acc[0, :, 1]).all()
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["out"]  # the other one is still to be had
+    assert np.isfinite(
+        runner.execute(prepared, tmp_path / "runs/out", grid=grid).acc[0, :, 1]
+    ).all()
+    # the other one is still to be had
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["out"]
 
 
 class Liar(FedAvg):
     """Client 1's uploads have a shape that nobody expects."""
 
-    def upload(self, st, me):
-        up = super().upload(st, me)
-        return {n: t[None] for n, t in up.items()} if int(me.client) == 1 else up
+    def upload(self, state, ctx):
+        up = super().upload(state, ctx)
+        return {n: t[None] for n, t in up.items()} if int(ctx.client) == 1 else up
 
 
 @pytest.mark.usefixtures("unrehearsed")
@@ -217,10 +234,21 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
     assert np.isfinite(result.acc[0, 0, 1]).all()
 
 
-# --- privacy ----------------------------------------------------------------------------------------------------------
+# --- privacy --------------------------------------------------------------------------------------
 
 
-FACTS = {"name", "client", "samples", "version", "waiting", "ended", "work", "position", "accuracy", "undefined"}
+FACTS = {
+    "name",
+    "client",
+    "samples",
+    "version",
+    "waiting",
+    "ended",
+    "work",
+    "position",
+    "accuracy",
+    "undefined",
+}
 WORK = {"position", "index", "samples", "report", "seconds"}
 
 
@@ -231,16 +259,25 @@ def test_nothing_private_leaves_a_site(method, tmp_path):
     grid = inprocess.simulated(tmp_path / "out", 3)
     runner.execute(prepared, tmp_path / "out", grid=grid)
     x = prepared.source.dataset.x
-    floats = prepared.samples.take(torch.arange(len(x)), prepared.samples.scale(prepared.federations[0].normalisation))
+    floats = prepared.samples.take(
+        torch.arange(len(x)), prepared.samples.scale(prepared.federations[0].normalisation)
+    )
     secrets = {x[i].tobytes() for i in range(len(x))} | {t.numpy().tobytes() for t in floats}
     assert len(grid.received) > 12
     arrays = 0
     for message in grid.received:
-        assert set(message.content) == {"tensors", "fedmes"} and set(message.content["fedmes"]) == {"json"}
+        assert set(message.content) == {"tensors", "fedmes"} and set(message.content["fedmes"]) == {
+            "json"
+        }
         facts = json.loads(message.content["fedmes"]["json"])
         assert facts.keys() <= FACTS
         if work := facts.get("work"):
-            assert work.keys() == WORK and work["report"].keys() <= {"loss", "distance", "lambda", "rule2"}
+            assert work.keys() == WORK and work["report"].keys() <= {
+                "loss",
+                "distance",
+                "lambda",
+                "rule2",
+            }
         content = [array.numpy().tobytes() for array in message.content["tensors"].values()]
         arrays += len(content)
         everything = b"|".join(content) + message.content["fedmes"]["json"].encode()
@@ -254,7 +291,10 @@ def uploads(tmp_path, options):
     grid = inprocess.simulated(tmp_path, 3)
     result = flower(tmp_path, options, grid)
     found = [m for m in grid.received if m.metadata.message_type == "train"]
-    return result, [{n: torch.from_numpy(a.numpy().copy()) for n, a in m.content["tensors"].items()} for m in found[:3]]
+    return result, [
+        {n: torch.from_numpy(a.numpy().copy()) for n, a in m.content["tensors"].items()}
+        for m in found[:3]
+    ]
 
 
 def test_clipping_and_noise(tmp_path):
@@ -273,7 +313,9 @@ def test_clipping_and_noise(tmp_path):
         assert norm(after) == pytest.approx(0.01, rel=1e-4)
         direction = {n: before[f"w.{n}"] - p for n, p in start.items()}
         for n, p in start.items():  # shorter, in the same direction
-            torch.testing.assert_close(after[f"w.{n}"] - p, direction[n] * 0.01 / norm(before), rtol=1e-3, atol=1e-6)
+            torch.testing.assert_close(
+                after[f"w.{n}"] - p, direction[n] * 0.01 / norm(before), rtol=1e-3, atol=1e-6
+            )
         assert norm(noise) > 0.1
     with pytest.raises(UserError, match="fedweit does not send back what it receives"):
         uploads(tmp_path / "weit", TINY | {"method": "fedweit", "privacy.clip": 0.01})
@@ -284,7 +326,7 @@ def test_noise_needs_a_bound():
         config.load(None, TINY | {"privacy.epsilon": 1.0})
 
 
-# --- real sites -------------------------------------------------------------------------------------------------------
+# --- real sites -----------------------------------------------------------------------------------
 
 
 def draw(folder, rng, label, count):
@@ -313,7 +355,9 @@ def own(tmp_path):
 
 def found(folder, name, data):
     folder.mkdir()
-    (folder / "site.toml").write_text(f"name = {json.dumps(name)}\ndata = {json.dumps(str(data))}\n")
+    (folder / "site.toml").write_text(
+        f"name = {json.dumps(name)}\ndata = {json.dumps(str(data))}\n"
+    )
     return folder
 
 
@@ -327,7 +371,9 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize(("method", "policy"), [("fedmes", "ring"), ("fedweit", "ring"), ("fedmes-plus", "balanced")])
+@pytest.mark.parametrize(
+    ("method", "policy"), [("fedmes", "ring"), ("fedweit", "ring"), ("fedmes-plus", "balanced")]
+)
 def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path):
     options = OWN | {"data.path": str(own), "method": method}
     want = loop(tmp_path / "loop", options | {"memory.policy": policy})
@@ -343,7 +389,11 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path
         tmp_path / "loop/seed0/client1" / model
     ).read_bytes()
     assert (got.split_sha256, got.memory_share, got.config.memory.policy) == (None, None, policy)
-    assert fedmes.load_client(tmp_path / "north" / "client").predict(np.zeros((1, 6, 6, 1), np.uint8))[0].label
+    assert (
+        fedmes.load_client(tmp_path / "north" / "client")
+        .predict(np.zeros((1, 6, 6, 1), np.uint8))[0]
+        .label
+    )
 
 
 def test_tasks_arrive_when_they_arrive(own, tmp_path):
@@ -356,18 +406,24 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
     add_task(own, "north", "t3", (0, 3), 20)
     got = server.serve(inprocess.at_sites(folders), agreed, out)
     finished = ~np.isnan(got.acc[0]).all(axis=-1)
-    assert finished.tolist() == [[True, True, True, False, False], [True, True, False, False, False]]
+    assert finished.tolist() == [
+        [True, True, True, False, False],
+        [True, True, False, False, False],
+    ]
     assert np.isfinite(got.acc[0, 0, 2, :3]).all()
     about = json.loads((tmp_path / "north" / "client" / "client.json").read_text())
     assert about["tasks_learned"] == 3
     nothing_new = server.serve(inprocess.at_sites(folders), agreed, out)
     np.testing.assert_array_equal(nothing_new.acc, got.acc)
-    with pytest.raises(UserError, match="no site has finished a task in this run"):  # in another folder, all is done
+    # in another folder, all is done
+    with pytest.raises(UserError, match="no site has finished a task in this run"):
         server.serve(inprocess.at_sites(folders), agreed, tmp_path / "other")
 
 
 def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatch):
-    agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}))
+    agreed = agreement(
+        config.load(None, OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1})
+    )
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     out, save = tmp_path / "server", client_dir.save_model
 
@@ -379,10 +435,13 @@ def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(client_dir, "save_model", full_at_the_server)
         with pytest.raises(
-            UserError, match=r"the results cannot be written .*No space.* to go on: start the run again"
+            UserError,
+            match=r"the results cannot be written .*No space.* to go on: start the run again",
         ):
             server.serve(inprocess.at_sites(folders), agreed, out)
-    assert np.isfinite(server.serve(inprocess.at_sites(folders), agreed, out).acc[0, :, 1, :2]).all()
+    assert np.isfinite(
+        server.serve(inprocess.at_sites(folders), agreed, out).acc[0, :, 1, :2]
+    ).all()
 
 
 def test_the_server_waits_for_new_tasks(own, tmp_path):
@@ -394,7 +453,8 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
 
     def away(k, message):
         sent.append(message.metadata.message_type)
-        if sent.count("train") == 4 and sent[-1] == "query":  # both have learned both tasks, and are asked again
+        # both have learned both tasks, and are asked again
+        if sent.count("train") == 4 and sent[-1] == "query":
             sent.clear()
             add_task(own, "south", "t3", (0, 1), 30)
         return False
@@ -407,7 +467,9 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
 def test_a_new_task_that_does_not_fit_is_named_while_the_server_waits(own, tmp_path, clock):
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}
     agreed = agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 5.0})
-    grid = inprocess.at_sites([found(tmp_path / name, name, own / name) for name in ("north", "south")])
+    grid = inprocess.at_sites(
+        [found(tmp_path / name, name, own / name) for name in ("north", "south")]
+    )
     sent = []
 
     def away(k, message):
@@ -423,10 +485,12 @@ def test_a_new_task_that_does_not_fit_is_named_while_the_server_waits(own, tmp_p
 
 @pytest.mark.parametrize(("needed", "lost"), [(2, {1}), (1, {0, 1})], ids=["too few", "nobody"])
 def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path, clock):
-    """Sites go in the middle of a round and are back later: no round of the others' is spent without them, and a run
-    that nobody is there for has not ended."""
+    """Sites go in the middle of a round and are back later: no round of the others' is spent
+    without them, and a run that nobody is there for has not ended."""
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 2}
-    agreed = agreement(config.load(None, options)).with_({"server.min_clients": needed, "server.timeout": 4.0})
+    agreed = agreement(config.load(None, options)).with_(
+        {"server.min_clients": needed, "server.timeout": 4.0}
+    )
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     grid = inprocess.at_sites(folders)
     trained, looks = [], []
@@ -455,7 +519,10 @@ def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"federation.classes": ["class0", "class1", "class2", "class9"]}, "class class3 is not among"),
+        (
+            {"federation.classes": ["class0", "class1", "class2", "class9"]},
+            "class class3 is not among",
+        ),
         ({"federation.shape": [1, 8, 8]}, "samples are 1x6x6, the federation's are 1x8x8"),
         ({"federation.mean": [], "federation.std": []}, "takes samples as they are"),
         ({"federation.sites": ["north", "west"]}, "site south is not among the federation's sites"),
@@ -464,7 +531,9 @@ def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path
     ],
 )
 def test_a_site_that_does_not_fit_says_why(own, change, says, tmp_path):
-    agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedmes"})).with_(change)
+    agreed = agreement(config.load(None, OWN | {"data.path": str(own), "method": "fedmes"})).with_(
+        change
+    )
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]
     one = "sites" in str(change)  # the other site fits
     if one:
@@ -479,9 +548,9 @@ def test_a_site_that_does_not_fit_says_why(own, change, says, tmp_path):
 def test_a_supernode_without_a_site(own, tmp_path):
     agreed = agreement(config.load(None, OWN | {"data.path": str(own)}))
     with pytest.raises(UserError, match="started without"):
-        app.site_desk(agreed, 0, {})
+        app.site_client(agreed, 0, {})
     with pytest.raises(UserError, match="not the description of a site"):
-        app.site_desk(agreed, 0, {"site": str(tmp_path)})
+        app.site_client(agreed, 0, {"site": str(tmp_path)})
 
 
 def test_without_flower_the_rest_works(tmp_path):
@@ -492,7 +561,15 @@ def test_without_flower_the_rest_works(tmp_path):
         f"'--epochs', '1', '--model', 'linear', '--out', {str(tmp_path / 'out')!r}]\n"
         "main()"
     )
-    done = subprocess.run([sys.executable, "-c", code, "flower"], capture_output=True, text=True, timeout=HANGS)
-    assert done.returncode == 2 and "pip install 'fedmes[flower]'" in done.stderr and "Traceback" not in done.stderr
-    done = subprocess.run([sys.executable, "-c", code, "loop"], capture_output=True, text=True, timeout=HANGS)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "flower"], capture_output=True, text=True, timeout=HANGS
+    )
+    assert (
+        done.returncode == 2
+        and "pip install 'fedmes[flower]'" in done.stderr
+        and "Traceback" not in done.stderr
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "loop"], capture_output=True, text=True, timeout=HANGS
+    )
     assert done.returncode == 0, done.stderr

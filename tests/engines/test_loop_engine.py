@@ -53,14 +53,16 @@ def test_who_sits_out_stands_still():
     active = [[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]
     engine = engine_of({}, (position, active))
     engine.round(0)
-    before = [dict(st) for st in engine.clients[0]]
+    before = [dict(state) for state in engine.clients[0]]
     rows = engine.round(1)
     assert [row.client for row in rows] == [0]
     for k in (1, 2):
         assert all(torch.equal(engine.clients[0][k][name], before[k][name]) for name in before[k])
     assert any(not torch.equal(engine.clients[0][0][name], before[0][name]) for name in before[0])
     # one client alone: its model is the average
-    assert all(torch.equal(engine.servers[0][n], engine.clients[0][0][n]) for n in engine.servers[0])
+    assert all(
+        torch.equal(engine.servers[0][n], engine.clients[0][0][n]) for n in engine.servers[0]
+    )
 
 
 def test_everybody_is_scored_when_its_own_task_ends():
@@ -85,8 +87,11 @@ def test_a_task_that_was_missed_is_never_scored():
 class Broken(FedAvg):
     """Client 1 uploads NaN."""
 
-    def upload(self, st, me):
-        return {name: torch.where(me.client == 1, torch.nan, t) for name, t in super().upload(st, me).items()}
+    def upload(self, state, ctx):
+        return {
+            name: torch.where(ctx.client == 1, torch.nan, t)
+            for name, t in super().upload(state, ctx).items()
+        }
 
 
 def test_an_update_that_is_not_finite_is_left_out():
@@ -95,12 +100,15 @@ def test_an_update_that_is_not_finite_is_left_out():
     assert [row.left_out for row in rows] == [False, True, False]
     sizes = [len(engine.sites[0][k].plan.samples[0]) for k in (0, 2)]
     for name, value in engine.servers[0].items():
-        mean = sum(n * engine.clients[0][k][name] for n, k in zip(sizes, (0, 2), strict=True)) / sum(sizes)
+        mean = sum(
+            n * engine.clients[0][k][name] for n, k in zip(sizes, (0, 2), strict=True)
+        ) / sum(sizes)
         torch.testing.assert_close(value, mean)
 
 
 def test_continue_goes_on_from_the_clients_own_model():
-    """With a vanishing step, a round ends where it starts: at the received model, or at the client's own."""
+    """With a vanishing step, a round ends where it starts: at the received model, or at the
+    client's own."""
     for start in ("global", "continue"):
         engine = engine_of({"fedmes.start": start, "optim.name": "sgd"})
         engine.round(0)
@@ -116,18 +124,24 @@ def test_continue_goes_on_from_the_clients_own_model():
 def test_the_rate_decays_from_round_to_round_and_starts_anew():
     engine = engine_of({"optim.lr": 0.5, "optim.gamma": 0.8, "rounds": 3})
     site = engine.sites[0][0]
-    rates = [float(site.me(site.plan.round(g)).lr) for g in range(9)]
+    rates = [float(site.ctx(site.plan.round(g)).lr) for g in range(9)]
     np.testing.assert_allclose(rates, [0.5, 0.4, 0.32] * 3, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("scope", "expected"), [("seen", "seen"), ("all", "all"), ("block", "block")])
+@pytest.mark.parametrize(
+    ("scope", "expected"), [("seen", "seen"), ("all", "all"), ("block", "block")]
+)
 def test_training_scopes(scope, expected):
     site = engine_of({"train.scope": scope}).sites[0][0]
     plan = site.plan
     numbers = np.concatenate([plan.memory[2][:1], plan.samples[2][:1]])
     batch = site.batch(numbers, 2)
     tasks = plan.task[numbers]
-    tables = {"seen": plan.seen[[2, 2]], "all": np.ones_like(plan.seen[:2]), "block": plan.blocks[tasks]}
+    tables = {
+        "seen": plan.seen[[2, 2]],
+        "all": np.ones_like(plan.seen[:2]),
+        "block": plan.blocks[tasks],
+    }
     np.testing.assert_array_equal(batch.scope.numpy(), tables[expected])
     assert batch.task.tolist() == tasks.tolist()
 
@@ -149,25 +163,32 @@ def test_without_a_memory_the_network_decides():
 
 
 def test_theta_is_tuned_on_samples_held_back():
-    """The tuned theta is the one that gets most held-back samples right, found here by trying them all."""
-    engine = engine_of({"knn.theta": "tuned", "rounds": 1, "stream.frac": 20, "synthetic.noise": 3.0})
+    """The tuned theta is the one that gets most held-back samples right, found here by trying them
+    all."""
+    engine = engine_of(
+        {"knn.theta": "tuned", "rounds": 1, "stream.frac": 20, "synthetic.noise": 3.0}
+    )
     drive(engine)
     chosen = []
     for k, site in enumerate(engine.sites[0]):
-        ready = engine.predictor(0, k)
+        predictor = engine.predictor(0, k)
         held = np.concatenate(site.plan.held_back)
         assert len(held) >= 6
         batch = site.batch(held, 2)
         right = []
         for theta in GRID:
             p = engine.method.predict(
-                ready | {"theta": torch.tensor(theta, dtype=torch.float64)}, batch.x, site.seen[2], None, None
+                predictor | {"theta": torch.tensor(theta, dtype=torch.float64)},
+                batch.x,
+                site.seen[2],
+                None,
+                None,
             )["acc"]
             right.append(int((p.argmax(-1) == batch.y).sum()))
         best = [theta for theta, r in zip(GRID, right, strict=True) if r == max(right)]
-        assert float(ready["theta"]) in best
-        assert abs(float(ready["theta"]) - 0.5) == min(abs(theta - 0.5) for theta in best)
-        chosen.append(float(ready["theta"]))
+        assert float(predictor["theta"]) in best
+        assert abs(float(predictor["theta"]) - 0.5) == min(abs(theta - 0.5) for theta in best)
+        chosen.append(float(predictor["theta"]))
     assert set(chosen) != {0.5}
 
 
@@ -178,9 +199,15 @@ def test_a_far_memory_does_not_underflow():
     params = prepared.method.net.initial
     x = torch.full((2, 1, 8, 8), 1e4)
     scope = torch.ones(15, dtype=torch.bool)
-    store = Batch(-x, torch.tensor([1, 1]), torch.ones(2), scope.expand(2, -1), torch.zeros(2, dtype=torch.int64))
-    ready = {f"w.{n}": p for n, p in params.items()} | vote.ready(params, store)
-    _, memory, voted = vote.opinions(ready, x, scope)
+    store = Batch(
+        -x,
+        torch.tensor([1, 1]),
+        torch.ones(2),
+        scope.expand(2, -1),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    predictor = {f"w.{n}": p for n, p in params.items()} | vote.build_predictor(params, store)
+    _, memory, voted = vote.opinions(predictor, x, scope)
     assert voted.all()
     assert memory[:, 1].tolist() == [1.0, 1.0]
     assert memory.sum().item() == 2.0

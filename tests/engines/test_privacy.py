@@ -1,4 +1,5 @@
-"""Noise that keeps its promise: calibrated exactly, drawn once a round, and the same however often it is asked."""
+"""Noise that keeps its promise: calibrated exactly, drawn once a round, and the same however often
+it is asked."""
 
 import math
 
@@ -46,7 +47,8 @@ def test_noise_is_exact(epsilon, delta):
 
 @pytest.mark.parametrize(("epsilon", "shift"), [(0.5, 0.3), (1.0, 1.0), (8.0, 2.0)])
 def test_the_profile_is_what_privacy_means(epsilon, shift):
-    """The most by which any event is likelier under one input than exp(epsilon) times that under another."""
+    """The most by which any event is likelier under one input than exp(epsilon) times that under
+    another."""
 
     def excess(x):
         return max(0, mpmath.npdf(x, shift, 1) - mpmath.exp(epsilon) * mpmath.npdf(x, 0, 1))
@@ -66,7 +68,8 @@ def test_what_was_promised_before():
 
 
 def test_rounds_add_up():
-    """R rounds are one with sqrt(R) times the shift: what docs/deployment.md says of 10, 25 and 100 of them."""
+    """R rounds are one with sqrt(R) times the shift: what docs/deployment.md says of 10, 25 and 100
+    of them."""
     shift = 1 / privacy.noise_for(8.0, 1e-5)
     for rounds, epsilon in ((10, 35.6), (25, 69.4), (100, 208.9)):
         assert privacy.delta_of(epsilon - 0.1, rounds**0.5 * shift) > 1e-5
@@ -78,7 +81,10 @@ def test_rounds_add_up():
     [
         ({"clip": 1.0, "epsilon": 101.0}, "privacy.epsilon: 101 is not between 0.001 and 100"),
         ({"clip": 1.0, "epsilon": 1e-9}, "privacy.epsilon: 1e-09 is not between"),
-        ({"clip": 1.0, "epsilon": 1.0, "delta": 0.5}, "privacy.delta: 0.5 is not between 1e-12 and 0.01"),
+        (
+            {"clip": 1.0, "epsilon": 1.0, "delta": 0.5},
+            "privacy.delta: 0.5 is not between 1e-12 and 0.01",
+        ),
         ({"clip": 1.0, "epsilon": 1.0, "delta": 1e-300}, "privacy.delta: 1e-300 is not between"),
     ],
 )
@@ -87,7 +93,7 @@ def test_nonsense_is_refused(options, says):
         privacy.check(Privacy(**options))
 
 
-# --- an update --------------------------------------------------------------------------------------------------------
+# --- an update ------------------------------------------------------------------------------------
 
 
 def received():
@@ -103,17 +109,23 @@ def test_clipping_keeps_short_updates(moved, kept):
     sent = privacy.protected(upload(moved), received(), Privacy(clip=2.0))
     assert torch.equal(sent["w.a"], received()["w.a"])
     assert sent["w.b"].tolist() == pytest.approx([kept, 0.0, 0.0])
-    assert privacy.protected(upload(moved), received(), Privacy())["w.b"].tolist() == [moved, 0.0, 0.0]
+    assert privacy.protected(upload(moved), received(), Privacy())["w.b"].tolist() == [
+        moved,
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("moved", [1.0, 1e6, float("nan"), float("inf")])
 def test_noise_hides_any_two_updates(moved):
-    """Its deviation is that for twice the clip; an update that is no number looks like any other."""
+    """Its deviation is that for twice the clip; an update that is no number looks like any
+    other."""
     options = Privacy(clip=0.1, epsilon=8.0, delta=1e-5)
     sent = privacy.protected(upload(moved), received(), options)
     noise = sent["w.a"].double() - 3.0
     want = 0.2 * privacy.noise_for(8.0, 1e-5)
-    assert float(noise.std()) == pytest.approx(want, rel=0.03)  # six deviations of such an estimate are 2 %
+    # six deviations of such an estimate are 2 %
+    assert float(noise.std()) == pytest.approx(want, rel=0.03)
     assert abs(float(noise.mean())) < 6 * want / 200
     assert torch.isfinite(sent["w.b"]).all() and sent["w.b"].abs().max() < 6 * want + 0.1
     again = privacy.protected(upload(moved), received(), options)
@@ -122,7 +134,9 @@ def test_noise_hides_any_two_updates(moved):
 
 def test_clipping_alone_does_not_hide_that_training_has_failed():
     """So that the server leaves the update out."""
-    assert torch.isnan(privacy.protected(upload(float("nan")), received(), Privacy(clip=1.0))["w.b"][0])
+    assert torch.isnan(
+        privacy.protected(upload(float("nan")), received(), Privacy(clip=1.0))["w.b"][0]
+    )
 
 
 def test_a_round_that_is_asked_for_again_has_the_same_noise(tmp_path):
@@ -134,17 +148,20 @@ def test_a_round_that_is_asked_for_again_has_the_same_noise(tmp_path):
     }  # fmt: skip
     prepared = prepare(config.load(None, tiny))
 
-    def desk():
-        return simulation.simulated_desk(tmp_path, prepared.config, 0, {"partition-id": 1})
+    def client():
+        return simulation.simulated_client(tmp_path, prepared.config, 0, {"partition-id": 1})
 
-    bc = prepared.method.server(desk().initial)
-    first = desk()
-    asked = [first.train(0, first.receive(bc, {}, 0)).upload]
-    asked += [again.train(0, again.receive(bc, {}, 0)).upload for again in (desk(), desk(), first)]
-    first.evaluate(bc)
-    asked.append(desk().train(0, bc).upload)
+    broadcast = prepared.method.server(client().initial)
+    first = client()
+    asked = [first.train(0, first.receive(broadcast, {}, 0)).upload]
+    asked += [
+        again.train(0, again.receive(broadcast, {}, 0)).upload
+        for again in (client(), client(), first)
+    ]
+    first.evaluate(broadcast)
+    asked.append(client().train(0, broadcast).upload)
     for sent in asked[1:]:
         assert all(torch.equal(t, asked[0][name]) for name, t in sent.items())
-    next_round = desk()
-    later = next_round.train(1, next_round.receive(bc, {}, 0)).upload
+    next_round = client()
+    later = next_round.train(1, next_round.receive(broadcast, {}, 0)).upload
     assert not np.array_equal(later["w.head.weight"], asked[0]["w.head.weight"])

@@ -25,7 +25,8 @@ from helpers.engine_runs import (
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_whole_runs_are_equal(method):
-    """Staggered, which is harder than lock step; with few samples, since the loop takes its time."""
+    """Staggered, which is harder than lock step; with few samples, since the loop takes its
+    time."""
     assert_equal_runs(prepared_with({"method": method, "stream.frac": 5}, staggered=True))
 
 
@@ -64,7 +65,8 @@ def test_lanes_change_nothing(threads):
     "options",
     [
         {"knn.theta": "tuned"},
-        {"knn.theta": "tuned", "stream.classes_min": 1, "stream.classes_max": 1, "stream.cap": 1},  # one sample
+        # one sample
+        {"knn.theta": "tuned", "stream.classes_min": 1, "stream.classes_max": 1, "stream.cap": 1},
         {"knn.memory": "before", "knn.kernel": "exp_d2"},
         {"train.scope": "block"},
         {"train.scope": "tasks", "stream.classes_max": 3, "eval.told": "block"},
@@ -72,10 +74,22 @@ def test_lanes_change_nothing(threads):
         {"fedmes.start": "continue", "fedmes.lambda": 0.5},
         {"memory": 0},
         {"fedmes.correction": "agem_margin", "rounds": 1},
-        {"method": "fedmes-plus", "model": "cnn2", "model.width": 6, "data.image_size": 8, "synthetic.channels": 3},
+        {
+            "method": "fedmes-plus",
+            "model": "cnn2",
+            "model.width": 6,
+            "data.image_size": 8,
+            "synthetic.channels": 3,
+        },
         {"method": "knn-per", "knnper.store": "all", "knn.theta": "tuned", "rounds": 1},
         {"model": "linear", "model.width": None, "model.dropout": 0.0},
-        {"model": "cnn2", "model.width": 6, "data.image_size": 5, "synthetic.channels": 2, "knn.features": "conv"},
+        {
+            "model": "cnn2",
+            "model.width": 6,
+            "data.image_size": 5,
+            "synthetic.channels": 2,
+            "knn.features": "conv",
+        },
     ],
     ids=str,
 )
@@ -89,7 +103,9 @@ def test_options_are_equal(options):
 
 
 def test_seeds_together_equal_seeds_alone(tmp_path):
-    options = {key: value for key, value in AWKWARD.items() if key != "seeds"} | {"engine": "stacked"}
+    options = {key: value for key, value in AWKWARD.items() if key != "seeds"} | {
+        "engine": "stacked"
+    }
     together = fedmes.run(**options, seeds=[0, 1, 2], out=tmp_path / "all")
     for i, seed in enumerate((0, 1, 2)):
         alone = fedmes.run(**options, seeds=[seed], out=tmp_path / str(seed))
@@ -100,8 +116,11 @@ def test_seeds_together_equal_seeds_alone(tmp_path):
 class Broken(FedAvg):
     """Client 1 uploads NaN."""
 
-    def upload(self, st, me):
-        return {name: torch.where(me.client == 1, torch.nan, t) for name, t in super().upload(st, me).items()}
+    def upload(self, state, ctx):
+        return {
+            name: torch.where(ctx.client == 1, torch.nan, t)
+            for name, t in super().upload(state, ctx).items()
+        }
 
 
 def test_an_update_that_is_not_finite_is_left_out():
@@ -127,9 +146,17 @@ def test_a_compiler_that_fails_is_named_and_done_without(monkeypatch, tmp_path):
         raise RuntimeError("no compiler in sight")
 
     monkeypatch.setattr(torch, "compile", broken)
-    options = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "model": {"name": "mlp", "width": 4}}
+    options = {
+        "clients": 2,
+        "tasks": 1,
+        "rounds": 1,
+        "epochs": 1,
+        "model": {"name": "mlp", "width": 4},
+    }
     with pytest.warns(RuntimeWarning, match="no compiler in sight"):
-        result = fedmes.run(**options, engine={"name": "stacked", "compile": True}, out=tmp_path / "a")
+        result = fedmes.run(
+            **options, engine={"name": "stacked", "compile": True}, out=tmp_path / "a"
+        )
     assert any("no compiler in sight" in note for note in result.notes)
     plain = fedmes.run(**options, engine={"name": "stacked", "compile": False}, out=tmp_path / "b")
     np.testing.assert_array_equal(result.acc, plain.acc)
@@ -140,7 +167,9 @@ class Grouped(nn.Module):
 
     def __init__(self, shape, classes):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(shape[0], 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Tanh())
+        self.body = nn.Sequential(
+            nn.Conv2d(shape[0], 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Tanh()
+        )
         self.head = nn.Linear(4 * math.prod(shape[1:]), classes)
 
     def features(self, x):
@@ -182,10 +211,17 @@ def test_activations_are_counted_without_the_weights():
     assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 falls back, and torch says so at length
+# a CPU without bf16 falls back, and torch says so at length
+@pytest.mark.filterwarnings("ignore:mkldnn")
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_other_precisions_run(tmp_path, precision):
-    options = {"clients": 2, "tasks": 2, "rounds": 1, "epochs": 2, "model": {"name": "mlp", "width": 16}}
+    options = {
+        "clients": 2,
+        "tasks": 2,
+        "rounds": 1,
+        "epochs": 2,
+        "model": {"name": "mlp", "width": 16},
+    }
     result = fedmes.run(**options, engine={"precision": precision}, out=tmp_path / precision)
     exact = fedmes.run(**options, out=tmp_path / "float32")
     assert result.as_dict()["precision"] == precision
@@ -217,7 +253,8 @@ def test_a_network_that_cannot_be_stacked_is_trained_by_the_loop(tmp_path):
 
 
 def test_lanes_compile_apart_and_as_they_will_run(monkeypatch):
-    """torch counts recompilations by code object and guards on the number of threads: neither may build up."""
+    """torch counts recompilations by code object and guards on the number of threads: neither may
+    build up."""
     seen = []
 
     def compile_nothing(function, **options):

@@ -38,17 +38,27 @@ def test_changes_bring_every_client_and_take_it_away_again(rows, width):
         for seed, slot, client in comes:
             assert here[seed, slot] == -1
             here[seed, slot] = client
-        np.testing.assert_array_equal(here, table.client[step] if step < table.length else np.full_like(here, -1))
+        np.testing.assert_array_equal(
+            here, table.client[step] if step < table.length else np.full_like(here, -1)
+        )
 
 
 def test_no_slot_is_wasted():
-    """Three to seven batches: 20 steps fit on three slots of seven with one place left; padding would take 28."""
+    """Three to seven batches: 20 steps fit on three slots of seven with one place left; padding
+    would take 28."""
     table = timetable.make([[7, 5, 5, 3]], 3)
     assert table.length == 7
     assert (table.client >= 0).sum() == 20
-    # laid end to end, client 2 begins where two places are left: its first three steps come early in the next slot
+    # laid end to end, client 2 begins where two places are left: its first three steps come early
+    # in the next slot
     when, where = np.nonzero(table.client[:, 0] == 2)
-    assert list(zip(when.tolist(), where.tolist(), strict=True)) == [(0, 2), (1, 2), (2, 2), (5, 1), (6, 1)]
+    assert list(zip(when.tolist(), where.tolist(), strict=True)) == [
+        (0, 2),
+        (1, 2),
+        (2, 2),
+        (5, 1),
+        (6, 1),
+    ]
 
 
 def test_fewer_slots_take_longer():

@@ -1,4 +1,5 @@
-"""Bytes on the wire: how they are counted, what every method sends in a whole run, and how long that takes."""
+"""Bytes on the wire: how they are counted, what every method sends in a whole run, and how long
+that takes."""
 
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow
 from fedmes.engines.loop import LoopEngine
 from fedmes.experiment.prepare import prepare
-from fedmes.experiment.recorder import Book
+from fedmes.experiment.recorder import Recorder
 from fedmes.methods import METHODS
 from fedmes.methods.fedmes import FedMeS
 from fedmes.methods.fedrep import FedRep
@@ -22,7 +23,7 @@ from fedmes.methods.fedweit import FedWeIT
 from fedmes.models import networks
 from fedmes.models.functional import Net
 
-# --- counting ------------------------------------------------------------------------------------------------------
+# --- counting -------------------------------------------------------------------------------------
 
 
 def marked(count, *shape):
@@ -69,12 +70,16 @@ def test_nothing_takes_no_bytes():
 
 @some.composite
 def dictionaries(draw):
-    """Entries with zero to two leading axes: dense ones, some with a mask a channel, some with one a value."""
+    """Entries with zero to two leading axes: dense ones, some with a mask a channel, some with one
+    a value."""
     leading = tuple(draw(some.lists(some.integers(1, 3), max_size=2)))
     generator = torch.Generator().manual_seed(draw(some.integers(0, 10**6)))
     entries = {}
     for i in range(draw(some.integers(0, 4))):
-        channels, rest = draw(some.integers(1, 20)), draw(some.sampled_from([(2,), (3, 2, 2), (5,)]))
+        channels, rest = (
+            draw(some.integers(1, 20)),
+            draw(some.sampled_from([(2,), (3, 2, 2), (5,)])),
+        )
         kind = draw(some.sampled_from([torch.float32, torch.float64]))
         entries[f"e{i}"] = torch.zeros(*leading, channels, *rest, dtype=kind)
         masked = draw(some.sampled_from(["no", "channels", "values"]))
@@ -88,7 +93,8 @@ def dictionaries(draw):
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(dictionaries())
 def test_leading_axes_are_a_loop(case):
-    """All replicas at once, or one after the other; and never more than without masks, but for their bits."""
+    """All replicas at once, or one after the other; and never more than without masks, but for
+    their bits."""
     leading, entries = case
     together = wire.size(entries, len(leading)).expand(leading)
     for place in np.ndindex(leading):
@@ -101,7 +107,7 @@ def test_leading_axes_are_a_loop(case):
         assert int(together[place]) <= plain + bits
 
 
-# --- whole runs ----------------------------------------------------------------------------------------------------
+# --- whole runs -----------------------------------------------------------------------------------
 
 # 4x4 images of one channel, ten classes, two hidden layers of eight: by hand
 PIXELS, WIDTH, CLASSES = 16, 8, 10
@@ -116,7 +122,12 @@ SMALL = {
     "output.models": "none",
 }  # fmt: skip
 
-ONE_WAY = dict.fromkeys(METHODS, 4 * P) | {"fedrep": 4 * BODY, "local": 0, "local-er": 0, "joint": 0}
+ONE_WAY = dict.fromkeys(METHODS, 4 * P) | {
+    "fedrep": 4 * BODY,
+    "local": 0,
+    "local-er": 0,
+    "joint": 0,
+}
 del ONE_WAY["fedweit"]  # below
 
 
@@ -126,10 +137,12 @@ def fedweit_engine(options):
 
 
 def fedweit_by_hand():
-    """(up, down) by (client, task, round), from the parameters, the options and how many parts exceed lam1.
+    """(up, down) by (client, task, round), from the parameters, the options and how many parts
+    exceed lam1.
 
-    Up, in each round: of every layer all channels but floor(.3 c) + 1, and a bit a channel; in a task's last round also
-    the parts above lam1. Down, in each round: the base; in a task's first round also all parts that are there by then.
+    Up, in each round: of every layer all channels but floor(.3 c) + 1, and a bit a channel; in a
+    task's last round also the parts above lam1. Down, in each round: the base; in a task's first
+    round also all parts that are there by then.
     """
     engine = fedweit_engine({})
     expected, parts, sizes = {}, dict.fromkeys(LAYERS, 0), set()
@@ -142,14 +155,14 @@ def fedweit_by_hand():
     for g in range(TASKS * ROUNDS):
         known = dict(parts)
         engine.round(g)
-        for k, st in enumerate(engine.clients[0]):
+        for k, state in enumerate(engine.clients[0]):
             kept = WIDTH - (3 * WIDTH // 10 + 1)
             up = sum(4 * size // WIDTH * kept + 1 for size in LAYERS.values())
             down = sum(4 * size for size in LAYERS.values())
             if g % ROUNDS == 0:
                 down += sum(sparse(known[name], CLIENTS * size) for name, size in LAYERS.items())
             for name, size in LAYERS.items() if g % ROUNDS == ROUNDS - 1 else ():
-                count = np.count_nonzero(np.abs(st[f"w.A.{name}"].numpy()) > np.float32(0.04))
+                count = np.count_nonzero(np.abs(state[f"w.A.{name}"].numpy()) > np.float32(0.04))
                 parts[name] = count + (parts[name] if k > 0 else 0)
                 up += sparse(count, size)
             expected[k, g // ROUNDS, g % ROUNDS] = up, down
@@ -160,7 +173,8 @@ def fedweit_by_hand():
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_property_11_bytes_of_a_whole_run(method, engine, tmp_path):
-    """Section 4: four bytes a parameter that is sent, both ways, in every round, for every client; in float32."""
+    """Section 4: four bytes a parameter that is sent, both ways, in every round, for every client;
+    in float32."""
     if method == "fedweit":
         expected = fedweit_by_hand()
     else:
@@ -168,55 +182,69 @@ def test_property_11_bytes_of_a_whole_run(method, engine, tmp_path):
         expected = dict.fromkeys(moments, (ONE_WAY[method], ONE_WAY[method]))
     result = fedmes.run(**SMALL, method=method, engine=engine, out=tmp_path / "out")
     assert result.parameters == P and result.config.engine.name == engine
-    met = {(row["client"], row["task"], row["round"]): (row["up_bytes"], row["down_bytes"]) for row in result.rounds}
+    met = {
+        (row["client"], row["task"], row["round"]): (row["up_bytes"], row["down_bytes"])
+        for row in result.rounds
+    }
     assert met == expected
     assert result.communication == {
         "up_bytes": sum(up for up, _ in expected.values()),
         "down_bytes": sum(down for _, down in expected.values()),
     }
-    slowest = [max(sum(expected[k, t, r]) for k in range(CLIENTS)) for t, r in np.ndindex(TASKS, ROUNDS)]
-    assert result.seconds["communication_modelled"] == pytest.approx(sum(slowest) * 8 / 40e6, rel=1e-12)
+    slowest = [
+        max(sum(expected[k, t, r]) for k in range(CLIENTS)) for t, r in np.ndindex(TASKS, ROUNDS)
+    ]
+    assert result.seconds["communication_modelled"] == pytest.approx(
+        sum(slowest) * 8 / 40e6, rel=1e-12
+    )
 
 
 def test_all_earlier_parts_come_down():
-    """kb=all_previous: the base that a task's first round brings has the parts of every task so far."""
-    engine = fedweit_engine({"tasks": 3, "rounds": 1, "fedweit.kb": "all_previous", "fedweit.l1": 0.06})
+    """kb=all_previous: the base that a task's first round brings has the parts of every task so
+    far."""
+    engine = fedweit_engine(
+        {"tasks": 3, "rounds": 1, "fedweit.kb": "all_previous", "fedweit.l1": 0.06}
+    )
     parts = dict.fromkeys(LAYERS, 0)
     for g in range(3):
         assert all(8 * parts[name] < 4 * 3 * CLIENTS * size for name, size in LAYERS.items())
         down = sum(4 * size + 8 * parts[name] for name, size in LAYERS.items())
         assert [row.down_bytes for row in engine.round(g)] == [down] * CLIENTS
         for name in LAYERS:
-            now = sum(int((st[f"w.A.{name}"].abs() > 0.06).sum()) for st in engine.clients[0])
+            now = sum(int((state[f"w.A.{name}"].abs() > 0.06).sum()) for state in engine.clients[0])
             assert now > 0
             parts[name] += now
 
 
-# --- the time it takes (section 11) --------------------------------------------------------------------------------
+# --- the time it takes (section 11) ---------------------------------------------------------------
 
 
 def made(kind, model, shape, classes, **options):
     """A method with a network of this size, and its configuration."""
     given = {"method": kind.__name__.lower(), "clients": 10, "tasks": 10, "rounds": 10}
     conf = config.load(None, given | {"optim.name": "sgd"} | options)
-    return kind(Net(networks.build(networks.MODELS[model], model, shape, classes, 0), shape, classes), conf), conf
+    return kind(
+        Net(networks.build(networks.MODELS[model], model, shape, classes, 0), shape, classes), conf
+    ), conf
 
 
 def sizes(method):
     """Bytes up and down in a round, of the method's own upload and broadcast."""
     params = method.net.initial
-    st = method.init(params, SimpleNamespace(seen=torch.ones(1), blocks=torch.ones(1, 1, dtype=torch.bool)))
+    state = method.init(
+        params, SimpleNamespace(seen=torch.ones(1), blocks=torch.ones(1, 1, dtype=torch.bool))
+    )
     down, first = method.sent_down(method.server(params))
     assert first == {}
-    return int(wire.size(method.upload(st, None))), int(wire.size(down))
+    return int(wire.size(method.upload(state, None))), int(wire.size(down))
 
 
 def modelled(conf, rounds):
     """Seconds of communication, for the rows of each round."""
-    book = Book(conf)
+    recorder = Recorder(conf)
     for rows in rounds:
-        book.enter(rows, [])
-    return book._communication_seconds()
+        recorder.enter(rows, [])
+    return recorder._communication_seconds()
 
 
 def row(client=0, position=0, index=0, up=0, down=0, seed=0):
@@ -236,8 +264,11 @@ CIFAR, EMNIST = (3, 32, 32), (1, 28, 28)
     ],
     ids=["FedMeS cnn6", "FedRep cnn6", "cnn6 C=550", "cnn2"],
 )
-def test_property_11_the_table_of_times(kind, model, shape, classes, one_way, per_round, megabytes, per_task):
-    """Bytes one way, seconds a round, and for ten rounds of a task; ten clients take as long as one."""
+def test_property_11_the_table_of_times(
+    kind, model, shape, classes, one_way, per_round, megabytes, per_task
+):
+    """Bytes one way, seconds a round, and for ten rounds of a task; ten clients take as long as
+    one."""
     method, conf = made(kind, model, shape, classes)
     assert sizes(method) == (one_way, one_way)
     rounds = [[row(k, 0, r, one_way, one_way) for k in range(10)] for r in range(10)]
@@ -257,28 +288,41 @@ def test_property_11_the_table_of_times(kind, model, shape, classes, one_way, pe
     ],
 )
 def test_property_11_the_table_of_fedweit(clients, density, up, down, seconds):
-    """cnn6, ten rounds. The table says .7 of the base goes up; with whole channels it is a little less. It has no bits
-    beside parts that are dense."""
+    """cnn6, ten rounds. The table says .7 of the base goes up; with whole channels it is a little
+    less. It has no bits beside parts that are dense."""
     method, conf = made(FedWeIT, "cnn6", CIFAR, 100, clients=clients)
     base = {name: method.net.initial[name] for name in method.layers}
     assert sum(p.numel() for p in base.values()) == 2_383_712
     assert sum(len(p) for p in base.values()) == 1_472
-    server, st = {}, {}
+    server, state = {}, {}
     for name, p in base.items():
         part = torch.zeros(p.numel())
         part[: round(density * p.numel())] = 1
-        st |= {f"w.B.{name}": p, f"w.A.{name}": part.reshape(p.shape), f"w.m.{name}": torch.arange(len(p)) + 1.0}
+        state |= {
+            f"w.B.{name}": p,
+            f"w.A.{name}": part.reshape(p.shape),
+            f"w.m.{name}": torch.arange(len(p)) + 1.0,
+        }
         server |= {f"w.{name}": p, f"kb.{name}": part.reshape(p.shape).expand(1, clients, *p.shape)}
     each, first = (int(wire.size(entries)) for entries in method.sent_down(server))
-    plain, last = (int(wire.size(method.upload(st, SimpleNamespace(last=torch.tensor(x))))) for x in (False, True))
+    plain, last = (
+        int(wire.size(method.upload(state, SimpleNamespace(last=torch.tensor(x)))))
+        for x in (False, True)
+    )
     rows = [row(0, 0, r, last if r == 9 else plain, each + (r == 0) * first) for r in range(10)]
     assert each == 4 * 2_383_712
     bits = sum(p.numel() // 8 for p in base.values()) if density == 1 else 0
     assert (sum(r.down_bytes for r in rows) - clients * bits) / 1e6 == pytest.approx(down, abs=6e-3)
-    kept = sum(4 * p[0].numel() * (len(p) - 3 * len(p) // 10 - 1) + len(p) // 8 for p in base.values())
+    kept = sum(
+        4 * p[0].numel() * (len(p) - 3 * len(p) // 10 - 1) + len(p) // 8 for p in base.values()
+    )
     assert plain == kept
     assert 0.99 * up < (sum(r.up_bytes for r in rows) - bits) / 1e6 < up
-    assert 0.995 * seconds < modelled(conf, [[r] for r in rows]) - (clients + 1) * bits * 8 / 40e6 < seconds
+    assert (
+        0.995 * seconds
+        < modelled(conf, [[r] for r in rows]) - (clients + 1) * bits * 8 / 40e6
+        < seconds
+    )
 
 
 def test_half_the_bandwidth_is_twice_the_time():
@@ -289,12 +333,14 @@ def test_half_the_bandwidth_is_twice_the_time():
 
 
 def test_a_round_takes_as_long_as_its_slowest_client():
-    """Links work side by side, down and up one after the other, rounds too; other seeds are other runs."""
+    """Links work side by side, down and up one after the other, rounds too; other seeds are other
+    runs."""
     conf = config.load(None, {"comm.mbps": 8.0})  # a megabyte a second
     rounds = [
         [
             row(0, 0, 0, up=1_000_000, down=4_000_000),
-            row(1, 0, 0, up=3_000_000, down=1_000_000),  # the longest way up, but not the longest in all
+            # the longest way up, but not the longest in all
+            row(1, 0, 0, up=3_000_000, down=1_000_000),
         ],
         [row(0, 0, 1, up=2_000_000)],
         [row(1, 1, 0, down=500_000), row(1, 1, 0, down=99_000_000, seed=1)],

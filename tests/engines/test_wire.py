@@ -10,7 +10,8 @@ from fedmes.engines import wire
 
 @st.composite
 def entries(draw):
-    """Plain entries, entries of which single values are sent, and entries of which whole channels are."""
+    """Plain entries, entries of which single values are sent, and entries of which whole channels
+    are."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     tensors = {}
     for i in range(draw(st.integers(1, 4))):
@@ -32,18 +33,26 @@ def test_there_and_back(tensors):
     packed = wire.pack(tensors)
     back = wire.unpack(packed, tensors)
     assert back.keys() == tensors.keys()
-    assert all(torch.equal(back[name], t) and back[name].dtype == t.dtype for name, t in tensors.items())
-    assert sum(t.nbytes for t in packed.values()) == int(wire.size(tensors))  # each byte that is sent is counted
+    assert all(
+        torch.equal(back[name], t) and back[name].dtype == t.dtype for name, t in tensors.items()
+    )
+    # each byte that is sent is counted
+    assert sum(t.nbytes for t in packed.values()) == int(wire.size(tensors))
 
 
 @pytest.mark.parametrize(
-    ("marked", "takes"), [(0, 0), (1, 8), (4095, 32760), (4223, 33784), (4224, 33792), (4225, 33792), (8192, 33792)]
+    ("marked", "takes"),
+    [(0, 0), (1, 8), (4095, 32760), (4223, 33784), (4224, 33792), (4225, 33792), (8192, 33792)],
 )
 def test_the_bits_beside_dense_values_are_counted(marked, takes):
-    """8,192 float32: with an index each, or all of them and 1,024 bytes of bits, whichever is shorter."""
+    """8,192 float32: with an index each, or all of them and 1,024 bytes of bits, whichever is
+    shorter."""
     values = torch.arange(8192) < marked
     tensors = {"a": values.float(), "a#mask": values}
-    assert (int(wire.size(tensors)), sum(t.nbytes for t in wire.pack(tensors).values())) == (takes, takes)
+    assert (int(wire.size(tensors)), sum(t.nbytes for t in wire.pack(tensors).values())) == (
+        takes,
+        takes,
+    )
     stacked = {name: t.expand(2, 3, -1) for name, t in tensors.items()}
     assert wire.size(stacked, 2).tolist() == [[takes] * 3] * 2
 

@@ -17,7 +17,9 @@ from helpers.forked import fedmes
 def test_bench_prints_the_agreed_json(tmp_path, monkeypatch):
     """With fewer steps than it takes to measure anything."""
     options = bench._options
-    monkeypatch.setattr(bench, "_options", lambda *shape: options(*shape) | {"epochs": 1, "stream.frac": 8})
+    monkeypatch.setattr(
+        bench, "_options", lambda *shape: options(*shape) | {"epochs": 1, "stream.frac": 8}
+    )
     result = CliRunner().invoke(app, ["bench", "--models", "mlp", "--device", "cpu", "--json"])
     assert result.exit_code == 0, result.output
     content = json.loads(result.stdout)
@@ -33,7 +35,8 @@ def test_bench_prints_the_agreed_json(tmp_path, monkeypatch):
 
 
 def test_the_plain_loop_does_the_same_work():
-    """A plain round with batches as large as the data equals a round of the loop engine: no random choice is left."""
+    """A plain round with batches as large as the data equals a round of the loop engine: no random
+    choice is left."""
     options = bench._options("mlp", 1, "cpu", "float32") | {
         "engine": "loop", "epochs": 2, "batch": 1000, "memory": 2000, "clients": 3,
     }  # fmt: skip
@@ -44,7 +47,11 @@ def test_the_plain_loop_does_the_same_work():
     offset, divisor = samples.scale(prepared.federations[0].normalisation)
     images = ((samples.x.float() - offset) / divisor).permute(0, 3, 1, 2).contiguous()
     tasks = [
-        tuple(torch.from_numpy(rows) for rows in (p.rows[p.samples[3]], p.rows[p.memory[3]], p.seen[3])) for p in plans
+        tuple(
+            torch.from_numpy(rows)
+            for rows in (p.rows[p.samples[3]], p.rows[p.memory[3]], p.seen[3])
+        )
+        for p in plans
     ]
     module = prepared.method.net.parts.module
     received = [value.clone() for value in prepared.federations[0].initial.values()]

@@ -1,4 +1,5 @@
-"""Disks that are too small or get full: said beforehand where possible, and nothing saved is lost."""
+"""Disks that are too small or get full: said beforehand where possible, and nothing saved is
+lost."""
 
 import shutil
 import subprocess
@@ -22,20 +23,27 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.mark.parametrize("method", ["fedmes", "fedweit", "local"])
 @pytest.mark.parametrize("models", ["all", "none"])
 def test_the_estimate_is_close(method, models, tmp_path):
-    """Never far below what is written, and above it by no more than the compression of what is small."""
+    """Never far below what is written, and above it by no more than the compression of what is
+    small."""
     options = SMALL | {"method": method, "output.models": models, "seeds": [0, 1]}
     prepared = prepare(config.load(None, options))
     state, results = disk_space.estimate(prepared)
     runner.execute(prepared, tmp_path / "o")
     kept = sum(path.stat().st_size for path in (tmp_path / "o/checkpoint").glob("*"))
-    written = sum(path.stat().st_size for path in (tmp_path / "o").rglob("*") if path.is_file()) - kept
-    assert results < 60_000 if models == "none" else 0.9 * results < written < 1.1 * results + 60_000
+    written = (
+        sum(path.stat().st_size for path in (tmp_path / "o").rglob("*") if path.is_file()) - kept
+    )
+    assert (
+        results < 60_000 if models == "none" else 0.9 * results < written < 1.1 * results + 60_000
+    )
     assert 0.9 * state < kept < 1.1 * state + 60_000 if models == "all" else kept == 0
 
 
 def test_too_little_space_is_said_with_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2e6, 1e6, 1_000_000))
-    said = r"needs about [\d.]+ MB \(checkpoints 3 x [\d.]+ MB, results [\d.]+ MB\), and 1 MB are free"
+    said = (
+        r"needs about [\d.]+ MB \(checkpoints 3 x [\d.]+ MB, results [\d.]+ MB\), and 1 MB are free"
+    )
     with pytest.raises(UserError, match=said):
         fedmes.run(out=tmp_path / "o", **SMALL)
     assert not (tmp_path / "o").exists()
@@ -101,12 +109,25 @@ print(again.acc.tobytes() == whole.acc.tobytes(), len(again.rounds) == len(whole
 
 def test_a_real_disk_that_fills_up(tmp_path):
     enter = ["unshare", "--user", "--map-root-user", "--mount"]
-    if shutil.which("unshare") is None or subprocess.run([*enter, "true"], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*enter, "true"], capture_output=True).returncode
+    ):
         pytest.skip("a file system of one's own needs user namespaces")
     (tmp_path / "disk").mkdir()
-    command = [*enter, sys.executable, "-c", FILLS_UP, str(tmp_path / "disk"), str(tmp_path / "whole")]
+    command = [
+        *enter,
+        sys.executable,
+        "-c",
+        FILLS_UP,
+        str(tmp_path / "disk"),
+        str(tmp_path / "whole"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     message, same = done.stdout.strip().splitlines()
-    assert "no checkpoint could be written (No space left on device); the last one is intact" in message
+    assert (
+        "no checkpoint could be written (No space left on device); the last one is intact"
+        in message
+    )
     assert same == "True True"

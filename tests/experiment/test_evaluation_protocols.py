@@ -40,7 +40,7 @@ def tables(directory):
 def test_equal_to_trainings_of_their_own(engine, tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": engine})
     assert {key for other in OTHERS.values() for key in other} == set(JUDGING)
-    whole = runner.execute(prepare(options, readings=OTHERS), tmp_path / "runs/whole")
+    whole = runner.execute(prepare(options, evaluations=OTHERS), tmp_path / "runs/whole")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["whole", *OTHERS])
     alone = runner.execute(prepare(options), tmp_path / "whole")
     np.testing.assert_equal(whole.accuracy, alone.accuracy)
@@ -50,10 +50,17 @@ def test_equal_to_trainings_of_their_own(engine, tmp_path):
         expected = runner.execute(wanted, tmp_path / name)
         got = run_dir.load(tmp_path / "runs" / name)
         np.testing.assert_equal(got.accuracy, expected.accuracy)
-        assert got.config == wanted.config and run_dir.finished(tmp_path / "runs" / name, wanted.config)
-        assert (got.split_sha256, got.communication) == (expected.split_sha256, expected.communication)
+        assert got.config == wanted.config and run_dir.finished(
+            tmp_path / "runs" / name, wanted.config
+        )
+        assert (got.split_sha256, got.communication) == (
+            expected.split_sha256,
+            expected.communication,
+        )
         assert got.notes == [*expected.notes, "the training of whole, judged in another way"]
-        assert not any(all(np.array_equal(t[k], got.accuracy[k], equal_nan=True) for k in t) for t in seen), name
+        assert not any(
+            all(np.array_equal(t[k], got.accuracy[k], equal_nan=True) for k in t) for t in seen
+        ), name
         seen.append(got.accuracy)
 
 
@@ -62,33 +69,38 @@ def test_of_every_method(method, tmp_path):
     """No method trains otherwise because it will be judged otherwise."""
     options = config.load(None, TINY | {"method": method, "model.name": "mlp"})
     others = {f"{model}-{told}": {"eval.model": model, "eval.told": told} for model, told in JUDGED}
-    prepared = prepare(options, readings=others)
-    assert {name.split("-")[0] for name in prepared.readings} >= {"personal"}
+    prepared = prepare(options, evaluations=others)
+    assert {name.split("-")[0] for name in prepared.evaluations} >= {"personal"}
     runner.execute(prepared, tmp_path / "runs/whole")
-    for name in prepared.readings:
+    for name in prepared.evaluations:
         alone = runner.execute(prepare(options.with_(others[name])), tmp_path / name)
         np.testing.assert_equal(tables(tmp_path / "runs" / name), alone.accuracy)
 
 
 def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
-    options = config.load(None, TINY | {"method": "fedmes", "engine.name": "loop", "checkpoint.every": "round"})
+    options = config.load(
+        None, TINY | {"method": "fedmes", "engine.name": "loop", "checkpoint.every": "round"}
+    )
     two = {name: OTHERS[name] for name in ("few", "told")}
-    runner.execute(prepare(options, readings=two), tmp_path / "undisturbed/whole")
+    runner.execute(prepare(options, evaluations=two), tmp_path / "undisturbed/whole")
     with pytest.raises(Stopped):
-        runner.execute(prepare(options, readings=two), tmp_path / "whole", stop=lambda: True)
+        runner.execute(prepare(options, evaluations=two), tmp_path / "whole", stop=lambda: True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == []
     # Of the two one is asked for again, and one that nobody has looked for from the beginning.
     again = {name: OTHERS[name] for name in ("theta", "told")}
-    runner.execute(prepare(options, readings=again), tmp_path / "whole", resume=True)
+    runner.execute(prepare(options, evaluations=again), tmp_path / "whole", resume=True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == ["told"]
     for name in ("whole", "told"):
         np.testing.assert_equal(tables(tmp_path / name), tables(tmp_path / "undisturbed" / name))
 
 
 def test_checkpoints_from_before_there_were_readings(tmp_path):
-    """They name none, and the run itself goes on; a file that leaves the run itself out does no harm either."""
-    options = config.load(None, TINY | {"method": "fedmes", "model.name": "mlp", "checkpoint.every": "round"})
-    prepared = prepare(options, readings={"few": OTHERS["few"]})
+    """They name none, and the run itself goes on; a file that leaves the run itself out does no
+    harm either."""
+    options = config.load(
+        None, TINY | {"method": "fedmes", "model.name": "mlp", "checkpoint.every": "round"}
+    )
+    prepared = prepare(options, evaluations={"few": OTHERS["few"]})
     whole = runner.execute(prepare(options), tmp_path / "undisturbed")
     for number, change in enumerate(({}, {"readings": []})):
         out = tmp_path / str(number) / "whole"
@@ -105,8 +117,8 @@ def test_checkpoints_from_before_there_were_readings(tmp_path):
 
 def test_one_that_cannot_be_had_is_left_out(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "model.name": "mlp"})
-    prepared = prepare(options, readings={name: OTHERS[name] for name in ("features", "few")})
-    assert list(prepared.readings) == ["few"]
+    prepared = prepare(options, evaluations={name: OTHERS[name] for name in ("features", "few")})
+    assert list(prepared.evaluations) == ["few"]
 
 
 def test_which_runs_of_a_study_are_one_training(tmp_path):
@@ -115,7 +127,7 @@ def test_which_runs_of_a_study_are_one_training(tmp_path):
 
     def same(label):
         rest = [trial for trial in questions if trial.directory != by_label[label].directory]
-        names = trials.readings(by_label[label], rest)
+        names = trials.evaluations(by_label[label], rest)
         return {trial.line.label for trial in questions if trial.directory.name in names}
 
     assert same("start=global") == {
@@ -128,19 +140,35 @@ def test_which_runs_of_a_study_are_one_training(tmp_path):
     trainings, missing = 0, questions
     while missing:
         trial, *rest = missing
-        done = {trial.directory.name, *trials.readings(trial, rest)}
-        trainings, missing = trainings + 1, [other for other in rest if other.directory.name not in done]
-    assert (len(questions), len({trial.directory for trial in questions}), trainings) == (37, 26, 14)
+        done = {trial.directory.name, *trials.evaluations(trial, rest)}
+        trainings, missing = (
+            trainings + 1,
+            [other for other in rest if other.directory.name not in done],
+        )
+    assert (len(questions), len({trial.directory for trial in questions}), trainings) == (
+        37,
+        26,
+        14,
+    )
 
 
 def test_two_studies_share_their_trainings(tmp_path, capsys):
     words = ["reproduce", "table1", "table1-block", "--benchmarks", "synthetic", "--clients", "2"]
     words += ["--seeds", "0", "--methods", "fedavg,fedmes", "--out", str(tmp_path)]
-    for option in ("tasks=2", "rounds=1", "epochs=1", "model.width=8", "synthetic.train=20", "synthetic.classes=3"):
+    for option in (
+        "tasks=2",
+        "rounds=1",
+        "epochs=1",
+        "model.width=8",
+        "synthetic.train=20",
+        "synthetic.classes=3",
+    ):
         words += ["--set", option]
     cli.app(words, standalone_mode=False)
     said = capsys.readouterr()
-    assert said.out.count("# Accuracy and forgetting") == 1 and said.out.count("# Table 1 where") == 1
+    assert (
+        said.out.count("# Accuracy and forgetting") == 1 and said.out.count("# Table 1 where") == 1
+    )
     places = sorted((tmp_path / "runs").glob("*/*"))
     notes = [json.loads((place / "result.json").read_text())["notes"] for place in places]
     assert ["judged" in " ".join(note) for note in notes] == [False, True, False, True]

@@ -17,7 +17,13 @@ from fedmes.scenario import stream as streams
 from fedmes.scenario.plan import Plan, Work
 from fedmes.scenario.stream import Client, Stream, Task
 
-NUMBERS = {"rounds": 2, "epochs": 2, "batch": 4, "memory": {"size": 6, "per_task": 2}, "model": {"width": 8}}
+NUMBERS = {
+    "rounds": 2,
+    "epochs": 2,
+    "batch": 4,
+    "memory": {"size": 6, "per_task": 2},
+    "model": {"width": 8},
+}
 
 
 def rows(tasks, classes=2, clients="ab", seed=0, apart=False):
@@ -84,32 +90,49 @@ def test_the_same_as_one_run_over_all_tasks(method, parts, tmp_path):
 
 
 def test_stacked_up_to_rounding(parts, tmp_path):
-    """Padding depends on the longest task and the fullest memory of the whole run, and rounding on padding."""
+    """Padding depends on the longest task and the fullest memory of the whole run, and rounding on
+    padding."""
     first, then, together = parts
     options = {"engine": {"name": "stacked", "precision": "float64"}}
     whole = run(together, tmp_path / "whole", **options)
     run(first, tmp_path / "short", **options)
     longer = fedmes.extend(tmp_path / "short", then, out=tmp_path / "longer")
-    assert [row["loss"] for row in longer.rounds] == pytest.approx([row["loss"] for row in whole.rounds], rel=1e-9)
+    assert [row["loss"] for row in longer.rounds] == pytest.approx(
+        [row["loss"] for row in whole.rounds], rel=1e-9
+    )
     np.testing.assert_array_equal(longer.acc, whole.acc)
 
 
 @pytest.mark.parametrize("method", ["fedmes", "fedrep", "flwf"])
 def test_new_classes(method, tmp_path):
-    """The head grows. Rows of classes not yet seen do not move, so it is as if they had been there from the start."""
+    """The head grows. Rows of classes not yet seen do not move, so it is as if they had been there
+    from the start."""
     first, then = rows((0, 1), apart=True), rows((2, 3), apart=True)
-    options = {"method": method, "engine": {"name": "loop", "precision": "float64"}, "optim": {"lr": 0.05}}
-    paths = [write(tmp_path / f"{name}.npz", part) for name, part in (("first", first), ("then", then))]
+    options = {
+        "method": method,
+        "engine": {"name": "loop", "precision": "float64"},
+        "optim": {"lr": 0.05},
+    }
+    paths = [
+        write(tmp_path / f"{name}.npz", part) for name, part in (("first", first), ("then", then))
+    ]
     short = run(paths[0], tmp_path / "short", **options)
     longer = fedmes.extend(tmp_path / "short", paths[1], out=tmp_path / "longer")
     scratch = run(
-        paths[0], tmp_path / "scratch", **(options | {"data": {"path": str(paths[0]), "more": [str(paths[1])]}})
+        paths[0],
+        tmp_path / "scratch",
+        **(options | {"data": {"path": str(paths[0]), "more": [str(paths[1])]}}),
     )
     assert longer.parameters == short.parameters + 4 * 9
     np.testing.assert_array_equal(longer.acc, scratch.acc)
     np.testing.assert_array_equal(longer.acc[:, :, :2, :2], short.acc)
-    assert [row["loss"] for row in longer.rounds] == pytest.approx([row["loss"] for row in scratch.rounds], rel=1e-9)
-    mine, theirs = (load_file(out / "seed0/initial.safetensors") for out in (tmp_path / "longer", tmp_path / "short"))
+    assert [row["loss"] for row in longer.rounds] == pytest.approx(
+        [row["loss"] for row in scratch.rounds], rel=1e-9
+    )
+    mine, theirs = (
+        load_file(out / "seed0/initial.safetensors")
+        for out in (tmp_path / "longer", tmp_path / "short")
+    )
     assert all(mine[name][: len(t)].equal(t) for name, t in theirs.items())
     about = json.loads((tmp_path / "longer/seed0/client1/client.json").read_text())
     assert about["class_names"] == [str(c) for c in range(8)]
@@ -161,9 +184,13 @@ def test_a_benchmark_goes_on_with_own_data(tmp_path):
     longer = fedmes.extend(tmp_path / "short", path, out=tmp_path / "longer")
     assert (longer.config.tasks, longer.config.clients, longer.acc.shape) == (3, 2, (1, 2, 3, 3))
     np.testing.assert_array_equal(longer.acc[:, :, :2, :2], short.acc)
-    about = [json.loads((tmp_path / name / "seed0/client0/client.json").read_text()) for name in ("short", "longer")]
+    about = [
+        json.loads((tmp_path / name / "seed0/client0/client.json").read_text())
+        for name in ("short", "longer")
+    ]
     assert about[1]["class_names"] == [*map(str, range(10)), "seven in words"]
-    assert about[0]["normalisation"] == about[1]["normalisation"]  # the one that the weights are used to
+    # the one that the weights are used to
+    assert about[0]["normalisation"] == about[1]["normalisation"]
 
 
 def test_bytes_are_normalised_as_before(tmp_path):
@@ -172,17 +199,26 @@ def test_bytes_are_normalised_as_before(tmp_path):
         part["x"] = (part["x"] * 5 + shift).astype(np.uint8)
     run(write(tmp_path / "first.npz", first), tmp_path / "short")
     fedmes.extend(tmp_path / "short", write(tmp_path / "then.npz", then), out=tmp_path / "longer")
-    about = [json.loads((tmp_path / name / "seed0/client0/client.json").read_text()) for name in ("short", "longer")]
+    about = [
+        json.loads((tmp_path / name / "seed0/client0/client.json").read_text())
+        for name in ("short", "longer")
+    ]
     assert about[0]["normalisation"] == about[1]["normalisation"]
 
 
 def test_tasks_share_a_fifo_memory_with_those_known_by_then():
-    client = Client("a", tuple(Task(str(t), (0,), (0,), np.arange(9) + 9 * t, np.arange(1)) for t in range(4)))
+    client = Client(
+        "a", tuple(Task(str(t), (0,), (0,), np.arange(9) + 9 * t, np.arange(1)) for t in range(4))
+    )
     stream = streams.assemble(0, 1, [Client("a", client.tasks[:2])], rounds=3)
     longer = stream.followed_by([Client("a", client.tasks[2:])], 1, 3, "lockstep")
     assert (stream.known(0), longer.known(0), longer.parts) == ([2, 2], [2, 2, 4, 4], (0, 6))
-    before, after = (Plan(s, 0, 8, Work(epochs=1, batch=4, memory_batch=4)) for s in (stream, longer))
-    shares = [np.bincount(after.task[memory], minlength=4).tolist() for memory in after.memory_after]
+    before, after = (
+        Plan(s, 0, 8, Work(epochs=1, batch=4, memory_batch=4)) for s in (stream, longer)
+    )
+    shares = [
+        np.bincount(after.task[memory], minlength=4).tolist() for memory in after.memory_after
+    ]
     assert shares == [[4, 0, 0, 0], [4, 4, 0, 0], [2, 4, 2, 0], [0, 4, 2, 2]]
     assert [m.tolist() for m in after.memory_after[:2]] == [m.tolist() for m in before.memory_after]
     loaded = Stream.load(saved(longer))
@@ -215,13 +251,17 @@ def test_what_cannot_follow_is_refused(parts, tmp_path):
     with pytest.raises(UserError, match="holds no run"):
         fedmes.extend(tmp_path / "nowhere", then, out=tmp_path / "out")
     write(first, rows((0, 1, 2)))  # the old file has grown
-    with pytest.raises(UserError, match="has changed since; further tasks belong in a file or folder of their own"):
+    with pytest.raises(
+        UserError, match="has changed since; further tasks belong in a file or folder of their own"
+    ):
         fedmes.extend(short, then, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert {p: p.read_bytes() for p in short.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.parametrize("options", [{"output": {"models": "none"}}, {"checkpoint": {"every": "never"}}])
+@pytest.mark.parametrize(
+    "options", [{"output": {"models": "none"}}, {"checkpoint": {"every": "never"}}]
+)
 def test_a_run_that_keeps_no_state(options, parts, tmp_path):
     run(parts[0], tmp_path / "short", **options)
     assert not (tmp_path / "short/checkpoint").exists()

@@ -30,8 +30,8 @@ CELLS = [
     class Half(FedAvg):
         share = 0.5
 
-        def step(self, st, bc, batch, mem, me):
-            return super().step(st, bc, batch, mem, me._replace(lr=self.share * me.lr))
+        def step(self, state, broadcast, batch, mem, ctx):
+            return super().step(state, broadcast, batch, mem, ctx._replace(lr=self.share * ctx.lr))
     """,
     """
     class Quarter(Half):
@@ -81,7 +81,9 @@ CELLS = [
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """What the last cell prints, after all cells have run."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(dedent(cell).strip()) for cell in CELLS])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(dedent(cell).strip()) for cell in CELLS]
+    )
     folder = str(tmp_path_factory.mktemp("notebook"))
     NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute()
     (output,) = notebook.cells[-1].outputs
@@ -111,7 +113,8 @@ def test_the_source_is_the_cells(told):
     model, half, quarter = (dedent(cell).strip() for cell in CELLS[:3])
     sources = [text.strip() for text in told["sources"]]
     assert sources[:2] == [model, half]
-    assert sources[2] == half  # a class without a function does not tell its cell, but its base does
+    # a class without a function does not tell its cell, but its base does
+    assert sources[2] == half
     assert sources[3] == quarter
 
 

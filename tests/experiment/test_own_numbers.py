@@ -1,4 +1,5 @@
-"""Numbers that a method of one's own reports: in rounds.csv, TensorBoard and the report's page, also after a resume."""
+"""Numbers that a method of one's own reports: in rounds.csv, TensorBoard and the report's page,
+also after a resume."""
 
 import csv
 
@@ -22,11 +23,12 @@ TINY = {
 
 
 class Telling(FedAvg):
-    """Reports the sum of its head's biases, a very small number, and two that engines use inside."""
+    """Reports the sum of its head's biases, a very small number, and two that engines use
+    inside."""
 
-    def report(self, st, bc):
-        bias = st["w.head.bias"].sum()
-        return super().report(st, bc) | {
+    def report(self, state, broadcast):
+        bias = state["w.head.bias"].sum()
+        return super().report(state, broadcast) | {
             "bias": bias,
             "small": 1e-6 * bias,
             "up": torch.ones_like(bias),
@@ -35,7 +37,7 @@ class Telling(FedAvg):
 
 
 class Silent(FedAvg):
-    def report(self, st, bc):
+    def report(self, state, broadcast):
         return {}
 
 
@@ -60,7 +62,9 @@ def test_columns_of_its_own(engine, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize(("before", "after"), [(Telling, Telling), (Silent, Telling), (Telling, Silent)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(Telling, Telling), (Silent, Telling), (Telling, Silent)]
+)
 def test_a_stopped_run_goes_on_whatever_is_reported_then(before, after, engine, tmp_path):
     out = tmp_path / "out"
     config = fedmes.config.load(None, TINY | {"engine": engine, "method": "fedavg"})
@@ -73,7 +77,8 @@ def test_a_stopped_run_goes_on_whatever_is_reported_then(before, after, engine, 
 
 def test_events_have_the_mean_over_clients(tmp_path):
     reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard is not installed",
     )
     from fedmes.experiment.tensorboard import event_files
 
@@ -88,14 +93,18 @@ def test_events_have_the_mean_over_clients(tmp_path):
 
 def test_a_panel_of_its_own_in_the_page(tmp_path):
     for method in (Telling, "fedavg"):
-        fedmes.run(method=method, out=tmp_path / "runs" / str(getattr(method, "__name__", method)), **TINY)
+        fedmes.run(
+            method=method, out=tmp_path / "runs" / str(getattr(method, "__name__", method)), **TINY
+        )
     page = report_on(tmp_path, tmp_path / "runs")
     (group,) = page.data["groups"]
     (rounds,) = [figure for figure in group["figures"] if figure["id"] == "rounds"]
     panels = {panel["title"]: panel["series"] for panel in rounds["panels"]["any"]}
     assert list(panels) == ["distance to the received model", "bias", "small", "up", "first"]
     assert len(panels["distance to the received model"]) == 2
-    pairs = np.array([float(row["small"]) for row in rows_of(tmp_path / "runs/Telling")]).reshape(4, 2)
+    pairs = np.array([float(row["small"]) for row in rows_of(tmp_path / "runs/Telling")]).reshape(
+        4, 2
+    )
     (line,) = panels["small"]
     assert group["runs"][line["run"]]["label"] == "Telling"
     np.testing.assert_allclose(line["y"], pairs.mean(1), rtol=5e-3)  # three digits, however small

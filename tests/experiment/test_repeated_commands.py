@@ -1,4 +1,5 @@
-"""Nothing that is finished is lost: by repeating a command, by stopping it, by a torn file, by another process."""
+"""Nothing that is finished is lost: by repeating a command, by stopping it, by a torn file, by
+another process."""
 
 import io
 import json
@@ -36,12 +37,20 @@ def after(rounds):
 
 
 def contents(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def bits(folder):
     """What is the same to the last bit whenever a run is the same."""
-    return {path: data for path, data in contents(folder).items() if path.suffix in (".npz", ".safetensors")}
+    return {
+        path: data
+        for path, data in contents(folder).items()
+        if path.suffix in (".npz", ".safetensors")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,11 @@ def test_made_again_the_old_one_stays_until_the_new_one_is_there(out, command):
     assert [now.rounds_done for now in trained] == [3, 4]  # it goes on with the new one
     assert not (out / "again").exists() and result.directory == out
     assert bits(out) == {path: before[path] for path in bits(out)}
-    assert run_dir.load(out).seconds == result.seconds != json.loads(before[out / "result.json"])["seconds"]
+    assert (
+        run_dir.load(out).seconds
+        == result.seconds
+        != json.loads(before[out / "result.json"])["seconds"]
+    )
 
 
 @pytest.mark.parametrize("step", range(1, 18, 4))
@@ -154,7 +167,9 @@ def test_a_torn_file_is_mended_from_the_checkpoint(name, keep, out, command):
 def test_a_torn_configuration_without_one_in_the_checkpoint(out, command):
     """As checkpoints were before they had it: said, and nothing lost."""
     tensors, about = checkpoint.latest(out)
-    checkpoint.save(out, about["rounds_done"] + 1, tensors, {k: v for k, v in about.items() if k != "config"})
+    checkpoint.save(
+        out, about["rounds_done"] + 1, tensors, {k: v for k, v in about.items() if k != "config"}
+    )
     checkpoint.keep(out, 1)
     (out / "config.toml").write_bytes(b"")
     before = contents(out)
@@ -209,11 +224,18 @@ def test_files_are_on_the_disk_before_they_get_their_names(out, monkeypatch):
     (out / "result.json").unlink()
     fedmes.run(out=out, resume=True, **SMALL)
     names = {path.name for path in named}
-    assert {"result.json", "accuracy.npz", "rounds.csv", "config.toml", "split.json", "client.json"} <= names
+    assert {
+        "result.json",
+        "accuracy.npz",
+        "rounds.csv",
+        "config.toml",
+        "split.json",
+        "client.json",
+    } <= names
     assert str(out) in synced
 
 
-# --- what cannot be printed -----------------------------------------------------------------------------------------
+# --- what cannot be printed -----------------------------------------------------------------------
 
 
 def test_a_terminal_without_the_sign(trained_runs, command, monkeypatch):
@@ -226,7 +248,12 @@ def test_a_terminal_without_the_sign(trained_runs, command, monkeypatch):
 
 @pytest.mark.parametrize("words", [("list", "methods"), ("resume", "-q", "OUT")])
 def test_output_that_cannot_be_written(words, once):
-    command = [sys.executable, "-m", "fedmes", *(str(once) if word == "OUT" else word for word in words)]
+    command = [
+        sys.executable,
+        "-m",
+        "fedmes",
+        *(str(once) if word == "OUT" else word for word in words),
+    ]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.returncode == 2

@@ -1,4 +1,5 @@
-"""A run that is killed, at any moment, goes on to the very same result: real processes, real files."""
+"""A run that is killed, at any moment, goes on to the very same result: real processes, real
+files."""
 
 import json
 import os
@@ -26,12 +27,20 @@ OPTIONS = {
     "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 1, "batch": 10, "memory": 12,
     "seeds": "0,1",
 }  # fmt: skip
-SETTINGS = {"model.width": 24, "model.dropout": 0.2, "checkpoint.every": "round", "stream.arrival": "staggered"}
+SETTINGS = {
+    "model.width": 24,
+    "model.dropout": 0.2,
+    "checkpoint.every": "round",
+    "stream.arrival": "staggered",
+}
 KILLS = {"loop": 6, "stacked": 7}  # for each method: 26 in all
 
 
 def arguments(engine, method, out):
-    asked = [f"--{key}={value}" for key, value in (OPTIONS | {"engine": engine, "method": method}).items()]
+    asked = [
+        f"--{key}={value}"
+        for key, value in (OPTIONS | {"engine": engine, "method": method}).items()
+    ]
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     return ["run", "-q", "--resume", *asked, *settings, "--out", str(out)]
 
@@ -137,9 +146,14 @@ def test_on_a_gpu_to_1e_6(tmp_path, method):
     for path in (tmp_path / "whole").rglob("*.safetensors"):
         if "checkpoint" in path.parts:
             continue
-        want, found = load_file(path), load_file(tmp_path / "out" / path.relative_to(tmp_path / "whole"))
+        want, found = (
+            load_file(path),
+            load_file(tmp_path / "out" / path.relative_to(tmp_path / "whole")),
+        )
         for name, tensor in want.items():
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6, msg=f"{path.name}: {name}")
+            torch.testing.assert_close(
+                found[name], tensor, rtol=0, atol=1e-6, msg=f"{path.name}: {name}"
+            )
 
 
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
@@ -155,13 +169,20 @@ def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
 
 def test_two_generations_are_kept_and_private(tmp_path):
     generations = stopped_after(3, tmp_path / "out")
-    assert [path.name for path in generations] == ["round-000002.safetensors", "round-000003.safetensors"]
+    assert [path.name for path in generations] == [
+        "round-000002.safetensors",
+        "round-000003.safetensors",
+    ]
     assert oct((tmp_path / "out/checkpoint").stat().st_mode)[-3:] == "700"
     assert {oct(path.stat().st_mode)[-3:] for path in generations} == {"600"}
 
 
 def test_a_directory_belongs_to_one_process(tmp_path):
-    with checkpoint.locked(tmp_path), pytest.raises(UserError, match="another process"), checkpoint.locked(tmp_path):
+    with (
+        checkpoint.locked(tmp_path),
+        pytest.raises(UserError, match="another process"),
+        checkpoint.locked(tmp_path),
+    ):
         pass
     with checkpoint.locked(tmp_path):  # a lock file that is left over holds nobody up
         assert (tmp_path / ".lock").exists()
@@ -190,7 +211,8 @@ def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     slow = [*arguments("loop", "fedmes", out), "--epochs", "15", "--set", "checkpoint.every=never"]
     command = [sys.executable, "-m", "fedmes", *slow]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: (out / ".lock").exists() or process.poll() is not None, "the lock")  # the handler is there before
+    # the handler is there before
+    until(lambda: (out / ".lock").exists() or process.poll() is not None, "the lock")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=HANGS)
     assert process.returncode == 130, err
@@ -229,7 +251,9 @@ def test_a_file_keeps_every_bit(engine, tmp_path):
                 again.round(g)
                 again.evaluate(g)
                 theirs = again.snapshot()
-                assert [name for name, t in run.snapshot().items() if not t.equal(theirs[name])] == []
+                assert [
+                    name for name, t in run.snapshot().items() if not t.equal(theirs[name])
+                ] == []
             checkpoint.save(tmp_path, g + 1, run.snapshot(), {})
             again = runner._engine(prepared)
             again.restore(checkpoint.latest(tmp_path)[0])

@@ -1,4 +1,5 @@
-"""A finished run is reused where it was made from the same method, model and data, and nowhere else."""
+"""A finished run is reused where it was made from the same method, model and data, and nowhere
+else."""
 
 import json
 import warnings
@@ -22,10 +23,10 @@ from fedmes.methods import FedAvg
 class Mine(FedAvg):
     share = {share}
 
-    def step(self, st, bc, batch, mem, me):
-        w = {{n[2:]: t for n, t in st.items() if n.startswith("w.")}}
-        g, loss = self.gradient(w, batch, me.key)
-        return self.descend(st, {{n: self.share * t for n, t in g.items()}}, loss, me)
+    def step(self, state, broadcast, batch, mem, ctx):
+        w = {{n[2:]: t for n, t in state.items() if n.startswith("w.")}}
+        g, loss = self.gradient(w, batch, ctx.key)
+        return self.descend(state, {{n: self.share * t for n, t in g.items()}}, loss, ctx)
 """
 MODEL = """
 from torch import nn
@@ -39,7 +40,18 @@ class Net(nn.Module):
     def features(self, x):
         return self.body(x)
 """
-SMALL = ["--rounds", 1, "--epochs", 1, "--engine", "loop", "--set", "optim.name=sgd", "--set", "optim.lr=0.5"]
+SMALL = [
+    "--rounds",
+    1,
+    "--epochs",
+    1,
+    "--engine",
+    "loop",
+    "--set",
+    "optim.name=sgd",
+    "--set",
+    "optim.lr=0.5",
+]
 
 
 @pytest.fixture
@@ -74,17 +86,34 @@ def accuracy(folder):
 
 @pytest.mark.parametrize("kind", ["method", "model", "data"])
 def test_run_after_an_edit(kind, here, command):
-    words = ["run", "-q", "--data", "own.npz", "--method", "mine.py:Mine", "--model", "net.py:Net", *SMALL]
+    words = [
+        "run",
+        "-q",
+        "--data",
+        "own.npz",
+        "--method",
+        "mine.py:Mine",
+        "--model",
+        "net.py:Net",
+        *SMALL,
+    ]
     assert command(*words, "--out", "o")[0] == 0
     made = json.loads((here / "o/result.json").read_text())["made_from"]
     assert {name: len(sha) for name, sha in made.items()} == {"method": 64, "model": 64, "data": 64}
     before = contents(here / "o")
     status, out, err = command(*words, "--out", "o")
-    assert (status, out) == (0, "o\n") and "this run is finished; its result is reused (--again runs it anew)" in err
+    assert (status, out) == (
+        0,
+        "o\n",
+    ) and "this run is finished; its result is reused (--again runs it anew)" in err
     assert contents(here / "o") == before
 
     edit(kind, here)
-    name = {"method": "method mine.py:Mine", "model": "model net.py:Net", "data": f"data {here / 'own.npz'}"}[kind]
+    name = {
+        "method": "method mine.py:Mine",
+        "model": "model net.py:Net",
+        "data": f"data {here / 'own.npz'}",
+    }[kind]
     status, out, err = command(*words, "--out", "o")
     assert (status, out) == (2, "")
     assert err == f"error: o: {name} has changed since this run was made; --again runs it anew\n"
@@ -104,7 +133,9 @@ def test_compare_checks_all_before_it_trains(here, command):
     before = contents(here / "c")
     status, out, _ = command(*words, "fedavg,mine.py:Mine")
     assert status == 0
-    assert [line.split()[-1] for line in out.splitlines() if line.startswith(("fedavg", "mine"))] == ["reused"] * 2
+    assert [
+        line.split()[-1] for line in out.splitlines() if line.startswith(("fedavg", "mine"))
+    ] == ["reused"] * 2
     edit("method", here)
     status, out, err = command(*words, "fedprox,fedavg,mine.py:Mine")
     assert (status, out) == (2, "")
@@ -114,8 +145,14 @@ def test_compare_checks_all_before_it_trains(here, command):
 
     status, out, _ = command(*words, "fedprox,fedavg,mine.py:Mine", "--again")
     assert status == 0
-    rows = {line.split()[0]: line.split()[-1] for line in out.splitlines() if line.startswith(("fed", "mine"))}
-    assert [name for name, last in rows.items() if last == "reused"] == ["fedavg"] and len(rows) == 3
+    rows = {
+        line.split()[0]: line.split()[-1]
+        for line in out.splitlines()
+        if line.startswith(("fed", "mine"))
+    }
+    assert [name for name, last in rows.items() if last == "reused"] == ["fedavg"] and len(
+        rows
+    ) == 3
     after = contents(here / "c")
     assert all(after[path] == content for path, content in before.items() if "fedavg" in path.parts)
     assert accuracy(here / "c/Mine") != accuracy(here / "c/fedavg")
@@ -166,8 +203,23 @@ def test_extend_after_an_edit(here, command):
     with np.load("own.npz") as arrays:
         later = dict(arrays) | {"task": arrays["task"] + 10}
     np.savez("more.npz", **later)
-    assert command("run", "-q", "--data", "own.npz", "--method", "mine.py:Mine", *SMALL, "--out", "o")[0] == 0
-    words = ["extend", "-q", "o", "--data", "more.npz", "--method", "mine.py:Mine", "--out", "longer"]
+    assert (
+        command("run", "-q", "--data", "own.npz", "--method", "mine.py:Mine", *SMALL, "--out", "o")[
+            0
+        ]
+        == 0
+    )
+    words = [
+        "extend",
+        "-q",
+        "o",
+        "--data",
+        "more.npz",
+        "--method",
+        "mine.py:Mine",
+        "--out",
+        "longer",
+    ]
     assert command(*words)[0] == 0
     made = json.loads((here / "longer/result.json").read_text())["made_from"]
     assert made.keys() == {"method", "data", "data.more.0"}
@@ -176,13 +228,34 @@ def test_extend_after_an_edit(here, command):
     assert f"data {here / 'more.npz'} has changed" in command(*words)[2]
     edit("method", here)
     status, _, err = command(*words)
-    assert status == 2 and "o: method mine.py:Mine has changed since this run was made; run it anew first" in err
+    assert (
+        status == 2
+        and "o: method mine.py:Mine has changed since this run was made; run it anew first" in err
+    )
 
 
 def test_reproduce_after_an_edit(here, command):
-    words = ["reproduce", "table1", "--benchmarks", "synthetic", "--clients", "2", "--seeds", "0", "--out", "studies"]
+    words = [
+        "reproduce",
+        "table1",
+        "--benchmarks",
+        "synthetic",
+        "--clients",
+        "2",
+        "--seeds",
+        "0",
+        "--out",
+        "studies",
+    ]
     words += ["--methods", "fedavg,ditto", "-q", "--set", "model=net.py:Net"]
-    for option in ("tasks=2", "rounds=1", "epochs=1", "synthetic.train=20", "synthetic.classes=3", "engine=loop"):
+    for option in (
+        "tasks=2",
+        "rounds=1",
+        "epochs=1",
+        "synthetic.train=20",
+        "synthetic.classes=3",
+        "engine=loop",
+    ):
         words += ["--set", option]
     flat = MODEL.replace("nn.Linear(shape[0]", "nn.Linear(shape[0] * shape[1] * shape[2]")
     flat = flat.replace("self.body(x)", "self.body(x.flatten(1))")
@@ -222,7 +295,7 @@ def test_from_python(here):
         fedmes.run(out="p", **options)
 
 
-# --- what is hashed ---------------------------------------------------------------------------------------------------
+# --- what is hashed -------------------------------------------------------------------------------
 
 
 def test_folders_by_names_and_bytes(tmp_path):
@@ -248,7 +321,10 @@ def test_a_benchmarks_data_by_what_was_read():
     swapped[:2] = swapped[1::-1]
     assert swapped[0] != plain.y[0]
     others = [replace(plain, x=one), replace(plain, y=swapped), known, replace(known, y=swapped)]
-    others += [replace(known, statistics=statistics(one)), replace(plain, class_names=plain.class_names[::-1])]
+    others += [
+        replace(known, statistics=statistics(one)),
+        replace(plain, class_names=plain.class_names[::-1]),
+    ]
     assert len({made_from._of_dataset(each) for each in (plain, *others)}) == 7
     assert made_from._of_dataset(digits.load()) == made_from._of_dataset(plain)
 

@@ -9,7 +9,20 @@ import pytest
 from fedmes.cli import app as cli
 from fedmes.errors import UserError
 
-SMALL = ["--clients", "2", "--tasks", "2", "--rounds", "2", "--epochs", "1", "--memory", "8", "--set", "model.width=8"]
+SMALL = [
+    "--clients",
+    "2",
+    "--tasks",
+    "2",
+    "--rounds",
+    "2",
+    "--epochs",
+    "1",
+    "--memory",
+    "8",
+    "--set",
+    "model.width=8",
+]
 
 
 def run(out, *more):
@@ -19,7 +32,8 @@ def run(out, *more):
 def events(folder):
     """By tag: value by step."""
     reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="tensorboard is not installed",
     )
     found = reader.EventAccumulator(str(folder))
     found.Reload()
@@ -43,7 +57,8 @@ def test_events_are_the_numbers_of_the_result_directory(tmp_path):
                 cells = [
                     float(row[name])
                     for row in rows
-                    if (int(row["seed"]), int(row["task"]), int(row["round"])) == (seed, g // 2, g % 2)
+                    if (int(row["seed"]), int(row["task"]), int(row["round"]))
+                    == (seed, g // 2, g % 2)
                 ]
                 assert len(cells) == 2
                 expected[g + 1] = sum(cells) / 2
@@ -53,7 +68,9 @@ def test_events_are_the_numbers_of_the_result_directory(tmp_path):
             assert set(found[f"{score}_nolip/fr"]) == {4}  # nothing can be forgotten at the first
             final[score] += found[f"{score}/acc_final"][4] / 2
     numbers = json.loads((tmp_path / "result.json").read_text())["metrics"]
-    assert final == pytest.approx({score: numbers[score]["acc_final"]["mean"] for score in final}, rel=1e-6)
+    assert final == pytest.approx(
+        {score: numbers[score]["acc_final"]["mean"] for score in final}, rel=1e-6
+    )
 
 
 def test_a_second_attempt_replaces_the_events_of_the_first(tmp_path):

@@ -13,7 +13,8 @@ from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.experiment.prepare import prepare
 from fedmes.scenario.plan import Plan
 
-# Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to four classes.
+# Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to
+# four classes.
 AWKWARD = {
     "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 7, "seeds": [0, 5],
     "memory": [0, 3, 9, 60], "memory.per_task": 5, "memory.batch": 6, "model": "mlp", "model.width": 12,
@@ -22,7 +23,8 @@ AWKWARD = {
 }  # fmt: skip
 
 
-# Client 0 drops out of a round, client 1 comes late, client 2 misses its second task, client 3 is done early.
+# Client 0 drops out of a round, client 1 comes late, client 2 misses its second task, client 3 is
+# done early.
 POSITION = [[0, -1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 2], [2, 1, 2, 2], [2, 2, 2, -1]]
 
 
@@ -36,7 +38,10 @@ def prepared_with(options, staggered=False, own=None):
     federations = []
     for f in prepared.federations:
         stream = dataclasses.replace(f.stream, position=np.array(POSITION), active=np.array(ACTIVE))
-        plans = [Plan(stream, k, plan.capacity, plan.work, prepared.source.dataset.y) for k, plan in enumerate(f.plans)]
+        plans = [
+            Plan(stream, k, plan.capacity, plan.work, prepared.source.dataset.y)
+            for k, plan in enumerate(f.plans)
+        ]
         federations.append(Federation(stream, plans, f.initial, f.normalisation))
     return dataclasses.replace(prepared, federations=federations)
 
@@ -50,9 +55,9 @@ def assert_equal_states(loop, stacked, rtol):
     for s, row in enumerate(loop.clients):
         for name, value in loop.servers[s].items():
             torch.testing.assert_close(stacked.server[name][s], value, rtol=rtol, atol=rtol)
-        for k, st in enumerate(row):
-            assert set(st) == set(stacked.state)
-            for name, value in st.items():
+        for k, state in enumerate(row):
+            assert set(state) == set(stacked.state)
+            for name, value in state.items():
                 torch.testing.assert_close(stacked.state[name][s, k], value, rtol=rtol, atol=rtol)
 
 
@@ -62,10 +67,16 @@ def assert_equal_runs(prepared, stack=1000):
     for g in range(max(len(f.stream.position) for f in prepared.federations)):
         for mine, theirs in zip(stacked.round(g), loop.round(g), strict=True):
             fixed = ("seed", "client", "position", "index", "up_bytes", "down_bytes", "left_out")
-            assert [getattr(mine, name) for name in fixed] == [getattr(theirs, name) for name in fixed]
+            assert [getattr(mine, name) for name in fixed] == [
+                getattr(theirs, name) for name in fixed
+            ]
             assert mine.report == pytest.approx(theirs.report, rel=1e-8)
         for mine, theirs in zip(stacked.evaluate(g), loop.evaluate(g), strict=True):
-            assert (mine.seed, mine.client, mine.position) == (theirs.seed, theirs.client, theirs.position)
+            assert (mine.seed, mine.client, mine.position) == (
+                theirs.seed,
+                theirs.client,
+                theirs.position,
+            )
             for kind, accuracy in theirs.accuracy.items():
                 np.testing.assert_array_equal(mine.accuracy[kind], accuracy)
     assert_equal_states(loop, stacked, 1e-8)

@@ -28,14 +28,16 @@ class Server(ThreadingHTTPServer):
         self.ranges = True
         self.status = None
         self.asked = []  # (the range that was asked for, bytes that were sent)
-        self.reached, self.open = threading.Event(), threading.Event()  # somebody asks; and gets an answer
+        # somebody asks; and gets an answer
+        self.reached, self.open = threading.Event(), threading.Event()
         self.open.set()
 
     def url(self, name):
         return f"http://127.0.0.1:{self.server_port}/{name}"
 
     def handle_error(self, request, client_address):
-        """A client that hangs up is part of the tests; what is said about it would mix with what the client says."""
+        """A client that hangs up is part of the tests; what is said about it would mix with what
+        the client says."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -54,7 +56,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}")
+            self.send_header(
+                "Content-Range", f"bytes {start}-{len(server.content) - 1}/{len(server.content)}"
+            )
         else:
             self.send_response(200)
         rest = server.content[start:]
@@ -82,11 +86,16 @@ def server(monkeypatch):
 
 
 def cifar_files():
-    """CIFAR-100 in small, as files of its archive; noise, so that compression leaves it its length."""
-    made = {"cifar-100-python/meta": pickle.dumps({"fine_label_names": [f"c{i}" for i in range(100)]})}
+    """CIFAR-100 in small, as files of its archive; noise, so that compression leaves it its
+    length."""
+    made = {
+        "cifar-100-python/meta": pickle.dumps({"fine_label_names": [f"c{i}" for i in range(100)]})
+    }
     for part in ("train", "test"):
         x = np.random.default_rng(0).integers(0, 256, (100, 3072), dtype=np.uint8)
-        made[f"cifar-100-python/{part}"] = pickle.dumps({"data": x, "fine_labels": list(range(100))})
+        made[f"cifar-100-python/{part}"] = pickle.dumps(
+            {"data": x, "fine_labels": list(range(100))}
+        )
     return made
 
 
@@ -110,5 +119,9 @@ def cifar(server, monkeypatch):
 def offer(server, monkeypatch, name):
     """The server's content as the official archive of a data set."""
     entry = catalog.CATALOG[name]
-    archive = replace(entry.archive, url=server.url(entry.archive.file), md5=hashlib.md5(server.content).hexdigest())
+    archive = replace(
+        entry.archive,
+        url=server.url(entry.archive.file),
+        md5=hashlib.md5(server.content).hexdigest(),
+    )
     monkeypatch.setitem(catalog.CATALOG, name, replace(entry, archive=archive))

@@ -1,4 +1,5 @@
-"""The program in processes of its own that begin at once: each is forked from one that has imported all of it."""
+"""The program in processes of its own that begin at once: each is forked from one that has imported
+all of it."""
 
 import multiprocessing
 import os
@@ -9,7 +10,9 @@ from pathlib import Path
 from helpers.waiting import HANGS
 
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["fedmes.cli.app", "fedmes.cli.render", "fedmes.experiment.runner", "helpers.forked"])
+_server.set_forkserver_preload(
+    ["fedmes.cli.app", "fedmes.cli.render", "fedmes.experiment.runner", "helpers.forked"]
+)
 
 
 class Program:
@@ -18,7 +21,9 @@ class Program:
     def __init__(self, *arguments, cwd):
         self._said = tempfile.TemporaryDirectory()
         self.out, self.err = (Path(self._said.name) / name for name in ("out", "err"))
-        self.process = _server.Process(target=_main, args=(list(map(str, arguments)), cwd, self.out, self.err))
+        self.process = _server.Process(
+            target=_main, args=(list(map(str, arguments)), cwd, self.out, self.err)
+        )
         self.process.start()
 
     def ended(self, within=HANGS):

@@ -1,14 +1,14 @@
-"""Flower's grid without processes: messages go to the client app and back, through their bytes, in this process; and
-a clock for whoever waits for them."""
+"""Flower's grid without processes: messages go to the client app and back, through their bytes, in
+this process; and a clock for whoever waits for them."""
 
 from flwr.app import Context, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmes.deployment.app import site_desk, site_name
+from fedmes.deployment.app import site_client, site_name
 from fedmes.engines.flower.client import client_app
-from fedmes.experiment.simulation import simulated_desk, simulated_name
+from fedmes.experiment.simulation import simulated_client, simulated_name
 
 
 class Clock:
@@ -28,10 +28,13 @@ class Clock:
 class Grid:
     def __init__(self, app, nodes):
         """`nodes`: what each SuperNode was started with."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as in a process of Flower's
+        # as in a process of Flower's
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.app = app
         self.contexts = {
-            100 + k: Context(run_id=1, node_id=100 + k, node_config=node, state=RecordDict(), run_config={})
+            100 + k: Context(
+                run_id=1, node_id=100 + k, node_config=node, state=RecordDict(), run_config={}
+            )
             for k, node in enumerate(nodes)
         }
         self.away = lambda node, message: False  # who does not answer
@@ -45,7 +48,10 @@ class Grid:
         return [node for node in self.contexts if node not in gone]
 
     def get_nodes(self):
-        return [NodeInfo(node_id=node, last_activated_at=str(self.starts(node - 100))) for node in self.get_node_ids()]
+        return [
+            NodeInfo(node_id=node, last_activated_at=str(self.starts(node - 100)))
+            for node in self.get_node_ids()
+        ]
 
     def push_messages(self, messages):
         ids = []
@@ -56,7 +62,9 @@ class Grid:
             node = message.metadata.dst_node_id
             if not self.away(node - 100, message):
                 reply = self.app(through_bytes(message), self.contexts[node])
-                reply.content = self.forged(node - 100, message.metadata.message_type, reply.content)
+                reply.content = self.forged(
+                    node - 100, message.metadata.message_type, reply.content
+                )
                 self.replies[ids[-1]] = through_bytes(reply)
         return ids
 
@@ -67,16 +75,18 @@ class Grid:
 
 
 def through_bytes(message):
-    return message_from_proto(type(message_to_proto(message)).FromString(message_to_proto(message).SerializeToString()))
+    return message_from_proto(
+        type(message_to_proto(message)).FromString(message_to_proto(message).SerializeToString())
+    )
 
 
 def simulated(directory, clients):
-    def desk(config, s, node):
-        return simulated_desk(directory, config, s, node)
+    def client(config, s, node):
+        return simulated_client(directory, config, s, node)
 
     nodes = [{"partition-id": k, "num-partitions": clients} for k in range(clients)]
-    return Grid(client_app(simulated_name, desk), nodes)
+    return Grid(client_app(simulated_name, client), nodes)
 
 
 def at_sites(folders):
-    return Grid(client_app(site_name, site_desk), [{"site": str(folder)} for folder in folders])
+    return Grid(client_app(site_name, site_client), [{"site": str(folder)} for folder in folders])

@@ -13,7 +13,9 @@ VERSIONS = {"fedmes": "0.1.0", "torch": "2.9.0", "numpy": "2.1.0", "python": "3.
 
 def triangle(values, seeds=1, clients=2, tasks=2):
     """acc[seed, client, t, i] with one value a seed (or for all), NaN where i > t."""
-    acc = np.broadcast_to(np.asarray(values, dtype=float).reshape(-1, 1, 1, 1), (seeds, clients, tasks, tasks)).copy()
+    acc = np.broadcast_to(
+        np.asarray(values, dtype=float).reshape(-1, 1, 1, 1), (seeds, clients, tasks, tasks)
+    ).copy()
     acc[..., np.triu_indices(tasks, 1)[0], np.triu_indices(tasks, 1)[1]] = np.nan
     return acc
 
@@ -35,7 +37,9 @@ def settled(acc, method="fedavg", **options):
     return config.load(None, given | options)
 
 
-def result(acc, masked=None, nolip=None, method="fedavg", split="a" * 64, rounds=True, notes=(), **options):
+def result(
+    acc, masked=None, nolip=None, method="fedavg", split="a" * 64, rounds=True, notes=(), **options
+):
     """What a run with these accuracies would have measured."""
     made = settled(acc, method, **options)
     accuracy = {"acc": acc, "acc_masked": acc if masked is None else masked}
@@ -54,7 +58,13 @@ def result(acc, masked=None, nolip=None, method="fedavg", split="a" * 64, rounds
         parameters=1000,
         accuracy=accuracy,
         communication={"up_bytes": 2_000_000, "down_bytes": 3_000_000},
-        seconds={"train": 1.0, "eval": 0.5, "compile": 0.0, "total": 2.0, "communication_modelled": 4.0},
+        seconds={
+            "train": 1.0,
+            "eval": 0.5,
+            "compile": 0.0,
+            "total": 2.0,
+            "communication_modelled": 4.0,
+        },
         memory_share=0.2,
         rounds=rows if rounds else [],
         notes=list(notes),
@@ -78,7 +88,13 @@ def plain_stream(clients, tasks, names=None):
         {
             "name": names[k] if names else str(k),
             "tasks": [
-                {"name": str(t), "classes": [2 * t, 2 * t + 1], "block": [], "train": [1, 2, 3], "test": [4]}
+                {
+                    "name": str(t),
+                    "classes": [2 * t, 2 * t + 1],
+                    "block": [],
+                    "train": [1, 2, 3],
+                    "test": [4],
+                }
                 for t in range(tasks)
             ],
         }

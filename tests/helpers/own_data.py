@@ -8,7 +8,8 @@ import pytest
 from fedmes.errors import UserError
 from fedmes.scenario.own import open_own
 
-N = 24  # samples of the default table: two clients with two tasks, three samples of each of two classes
+# samples of the default table: two clients with two tasks, three samples of each of two classes
+N = 24
 
 
 def rng(seed=0):

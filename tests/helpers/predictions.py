@@ -8,7 +8,8 @@ from fedmes.experiment.prepare import prepare
 
 
 def assert_predicts_what_was_scored(result, **options):
-    """Each client of seed 0, on the test images of each of its tasks: the last row of every accuracy."""
+    """Each client of seed 0, on the test images of each of its tasks: the last row of every
+    accuracy."""
     prepared = prepare(config.load(result.directory / "config.toml", {}))
     data = prepared.source.dataset
     for k, plan in enumerate(prepared.federations[0].plans):
@@ -21,7 +22,9 @@ def assert_predicts_what_was_scored(result, **options):
                     found["acc_nolip"] = said.network.argmax(-1)
                 for name, ids in found.items():
                     kind = name.replace("acc", f"acc{suffix}")
-                    assert (ids == data.y[rows]).mean() == result.accuracy[kind][0, k, plan.tasks - 1, i], kind
+                    assert (ids == data.y[rows]).mean() == result.accuracy[kind][
+                        0, k, plan.tasks - 1, i
+                    ], kind
 
 
 def edit(directory, change):

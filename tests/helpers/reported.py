@@ -9,7 +9,8 @@ from helpers import made
 
 
 class Page(HTMLParser):
-    """What a browser would find: elements by tag with their attributes and text; script elements as raw text."""
+    """What a browser would find: elements by tag with their attributes and text; script elements as
+    raw text."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -17,7 +18,9 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        self.found.append({"tag": tag, "attributes": dict(attributes), "text": "", "inside": list(self.open)})
+        self.found.append(
+            {"tag": tag, "attributes": dict(attributes), "text": "", "inside": list(self.open)}
+        )
         if tag not in ("meta", "link", "br"):
             self.open.append(self.found[-1])
 
@@ -34,7 +37,8 @@ class Page(HTMLParser):
         return [
             each
             for each in self.found
-            if each["tag"] == tag and all(each["attributes"].get(name) == value for name, value in wanted.items())
+            if each["tag"] == tag
+            and all(each["attributes"].get(name) == value for name, value in wanted.items())
         ]
 
     def one(self, tag, **attributes):
@@ -58,6 +62,8 @@ def report_on(tmp_path, *directories, **options):
 def runs_of(*given, **options):
     """Runs by (label, Acc_ALL of each seed)."""
     return [
-        Run.of(made.result(made.triangle(values, seeds=len(values)), method=label, **options), label)
+        Run.of(
+            made.result(made.triangle(values, seeds=len(values)), method=label, **options), label
+        )
         for label, values in given
     ]

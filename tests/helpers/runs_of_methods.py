@@ -27,7 +27,8 @@ TINY = {
 
 
 class Run:
-    """A whole run: the engine at its end, its books, its scores and the state of everybody after each round."""
+    """A whole run: the engine at its end, its books, its scores and the state of everybody after
+    each round."""
 
     def __init__(self, options=None, method=None, change=None):
         own = {"method": method} if method is not None else None
@@ -40,7 +41,7 @@ class Run:
         for g in range(len(federations[0].stream.position)):
             self.rows += self.engine.round(g)
             self.scores += self.engine.evaluate(g)
-            self.clients.append([pick(st, "w") for st in self.engine.clients[0]])
+            self.clients.append([pick(state, "w") for state in self.engine.clients[0]])
             self.servers.append(pick(self.engine.servers[0], "w"))
 
     def accuracy(self, kind="acc"):
@@ -65,14 +66,20 @@ def assert_same_training(one, other, tolerance=0.0):
 
 
 def moved(run):
-    """How far the global model went, so that two runs that do nothing are not taken for equal ones."""
-    return max(float((run.servers[-1][name] - run.servers[0][name]).abs().max()) for name in run.servers[0])
+    """How far the global model went, so that two runs that do nothing are not taken for equal
+    ones."""
+    return max(
+        float((run.servers[-1][name] - run.servers[0][name]).abs().max()) for name in run.servers[0]
+    )
 
 
 def predictions(run, client, task, kind):
     """Class probabilities on a test set as the client stands, over the classes it has seen."""
     site = run.engine.sites[0][client]
-    ready = run.engine.predictor(0, client)
+    predictor = run.engine.predictor(0, client)
     nobody = torch.tensor(-1)
-    answers = [run.engine.method.predict(ready, x, site.seen[-1], nobody, site.me()) for x, _ in site.test_chunks(task)]
+    answers = [
+        run.engine.method.predict(predictor, x, site.seen[-1], nobody, site.ctx())
+        for x, _ in site.test_chunks(task)
+    ]
     return torch.cat([answer[kind] for answer in answers])

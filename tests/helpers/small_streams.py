@@ -11,7 +11,12 @@ from fedmes.scenario.benchmarks import open_benchmark
 SIZES = {
     "digits": {"benchmark": "split-digits"},
     "digits-overlap": {"benchmark": "split-digits", "clients": 6, "stream.frac": 0.4},
-    "digits-one": {"benchmark": "split-digits", "clients": 1, "stream.classes_min": 1, "stream.classes_max": 1},
+    "digits-one": {
+        "benchmark": "split-digits",
+        "clients": 1,
+        "stream.classes_min": 1,
+        "stream.classes_max": 1,
+    },
     "synthetic": {"benchmark": "synthetic"},
     "synthetic-all-orders": {
         "benchmark": "synthetic",
@@ -60,8 +65,16 @@ def stream(size, seed=0):
 
 def made(seed=0, **options):
     """A stream of small synthetic data; option names with __ for the dot."""
-    base = {"benchmark": "synthetic", "clients": 5, "tasks": 3, "synthetic.train": 40, "synthetic.test": 10}
-    loaded = config.load(None, base | {key.replace("__", "."): value for key, value in options.items()})
+    base = {
+        "benchmark": "synthetic",
+        "clients": 5,
+        "tasks": 3,
+        "synthetic.train": 40,
+        "synthetic.test": 10,
+    }
+    loaded = config.load(
+        None, base | {key.replace("__", "."): value for key, value in options.items()}
+    )
     return open_benchmark(loaded).stream(seed)
 
 

@@ -33,4 +33,10 @@ def points(*rows):
     x = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
     count = len(x)
     nobody = torch.zeros(count, dtype=torch.int64)
-    return Batch(x, nobody, torch.ones(count, dtype=torch.float64), torch.ones(count, 1, dtype=torch.bool), nobody)
+    return Batch(
+        x,
+        nobody,
+        torch.ones(count, dtype=torch.float64),
+        torch.ones(count, 1, dtype=torch.bool),
+        nobody,
+    )

@@ -1,4 +1,5 @@
-"""Waiting for other processes. A limit only ends what hangs: a busy machine may be many times slower than one's own."""
+"""Waiting for other processes. A limit only ends what hangs: a busy machine may be many times
+slower than one's own."""
 
 import time
 

@@ -23,11 +23,12 @@ SEEN = torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.bool)
 CURRENT = torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.bool)
 
 
-# --- no class gains from being frequent ------------------------------------------------------------------------------
+# --- no class gains from being frequent -----------------------------------------------------------
 
 
 def test_worked_frequencies():
-    """Two classes share the batch, three the memory: with equal logits a class of the task has 1/4, an earlier 1/6."""
+    """Two classes share the batch, three the memory: with equal logits a class of the task has 1/4,
+    an earlier 1/6."""
     offset = log_frequency(CURRENT, SEEN, torch.float64)
     close(offset[SEEN], doubles(-math.log(2), -math.log(2), *[-math.log(3)] * 3), 1e-15)
     y, mask = torch.tensor([0, 4]), torch.ones(2)
@@ -36,8 +37,8 @@ def test_worked_frequencies():
 
 
 def test_equal_classes_stay_equal():
-    """Logits that favour nobody are the minimum, however many classes share the batch and the memory. A plain softmax
-    favours the task's classes, which are seen more often."""
+    """Logits that favour nobody are the minimum, however many classes share the batch and the
+    memory. A plain softmax favours the task's classes, which are seen more often."""
 
     def loss(logits, offset):
         now, before = torch.tensor([0, 1]), torch.tensor([2, 3, 4])
@@ -59,11 +60,12 @@ def test_without_earlier_classes_there_is_nothing_to_balance():
     assert torch.isfinite(log_frequency(SEEN & ~SEEN, SEEN & ~SEEN, torch.float32)).all()
 
 
-# --- images that move ------------------------------------------------------------------------------------------------
+# --- images that move -----------------------------------------------------------------------------
 
 
 def test_a_worked_image():
-    """8x8 pixels move by at most one, edges go on, and all nine moves and their mirror images occur."""
+    """8x8 pixels move by at most one, edges go on, and all nine moves and their mirror images
+    occur."""
     image = torch.arange(64.0).reshape(1, 1, 8, 8)
     many = moved(image.expand(300, 1, 8, 8), torch.tensor(5), flip=True)
     rows = torch.stack([(torch.arange(8) + by).clamp(0, 7) for by in (-1, 0, 1)])
@@ -80,7 +82,8 @@ def test_a_worked_image():
 @settings(max_examples=50, deadline=None)
 @given(some.integers(0, 2**62 - 1), some.integers(1, 20), some.integers(1, 20), some.integers(1, 3))
 def test_moving_keeps_an_image_an_image(key, height, width, channels):
-    """Channels move together, nothing new appears, the same key makes the same move; smaller than 8, nothing moves."""
+    """Channels move together, nothing new appears, the same key makes the same move; smaller than
+    8, nothing moves."""
     x = torch.rand(4, channels, height, width)
     y = moved(x, torch.tensor(key), flip=False)
     assert y.shape == x.shape
@@ -89,11 +92,14 @@ def test_moving_keeps_an_image_an_image(key, height, width, channels):
         assert set(after.flatten().tolist()) <= set(before.flatten().tolist())
     if height < 8 and width < 8:
         assert torch.equal(x, y)
-    assert torch.equal(moved(x[:, :1], torch.tensor(key), flip=True), moved(x, torch.tensor(key), flip=True)[:, :1])
+    assert torch.equal(
+        moved(x[:, :1], torch.tensor(key), flip=True), moved(x, torch.tensor(key), flip=True)[:, :1]
+    )
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "usual"), [(3, 16, "flip"), (1, 14, "shift"), (1, 13, "none"), (3, 13, "none")]
+    ("channels", "size", "usual"),
+    [(3, 16, "flip"), (1, 14, "shift"), (1, 13, "none"), (3, 13, "none")],
 )
 def test_how_images_move_unless_told_otherwise(channels, size, usual):
     """Left out, three channels are shifted and mirrored, one is shifted, and small ones stay."""
@@ -110,25 +116,26 @@ def test_how_images_move_unless_told_otherwise(channels, size, usual):
             assert_same(found, trained(augment=other))
 
 
-# --- the teacher -----------------------------------------------------------------------------------------------------
+# --- the teacher ----------------------------------------------------------------------------------
 
 
 class Watched(FedMeSPlus):
     """Which step moved where, with and without a teacher."""
 
-    def step(self, st, bc, batch, mem, me):
-        new = super().step(st, bc, batch, mem, me)
+    def step(self, state, broadcast, batch, mem, ctx):
+        new = super().step(state, broadcast, batch, mem, ctx)
         teach = self.options.teach
         self.options = self.options.model_copy(update={"teach": 0.0})
-        alone = super().step(st, bc, batch, mem, me)
+        alone = super().step(state, broadcast, batch, mem, ctx)
         self.options = self.options.model_copy(update={"teach": teach})
-        apart = max(float((new[f"w.{n}"] - alone[f"w.{n}"]).abs().max()) for n in pick(st, "w"))
-        self.seen.append((int(me.position), float(st["log.steps"]), bool(me.first), apart))
+        apart = max(float((new[f"w.{n}"] - alone[f"w.{n}"]).abs().max()) for n in pick(state, "w"))
+        self.seen.append((int(ctx.position), float(state["log.steps"]), bool(ctx.first), apart))
         return new
 
 
 def test_the_teacher_has_no_say_in_the_first_task_nor_in_a_later_ones_first_step():
-    """Whoever begins where the teacher stands agrees with it: its term has no gradient there. Then it has."""
+    """Whoever begins where the teacher stands agrees with it: its term has no gradient there. Then
+    it has."""
     run = Run({"optim.name": "sgd"}, type("Seeing", (Watched,), {"seen": []}))
     seen = run.prepared.method.seen
     apart = {
@@ -146,11 +153,11 @@ def test_the_teacher_has_no_say_in_the_first_task_nor_in_a_later_ones_first_step
 
 def test_the_teacher_is_the_model_received_when_the_task_began():
     run = Run({"method": "fedmes-plus"})
-    for st in run.engine.clients[0]:
-        assert_same(pick(st, "past.w"), run.servers[3])  # after two tasks of two rounds
+    for state in run.engine.clients[0]:
+        assert_same(pick(state, "past.w"), run.servers[3])  # after two tasks of two rounds
 
 
-# --- whole runs -----------------------------------------------------------------------------------------------------
+# --- whole runs -----------------------------------------------------------------------------------
 
 
 class UniformFedAvg(FedAvg):

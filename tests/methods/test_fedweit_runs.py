@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("unrehearsed")
 
 
 class Trail:
-    """A run in float64: every client's and the server's whole state after each round, before and after scoring."""
+    """A run in float64: every client's and the server's whole state after each round, before and
+    after scoring."""
 
     def __init__(self, options, method=FedWeIT):
         prepared = prepare(config.load(None, TINY | options), {"method": method})
@@ -28,15 +29,16 @@ class Trail:
         self.servers = [self.engine.servers[0]]  # before the first round; then after each
         for g in range(len(prepared.federations[0].stream.position)):
             self.rows.append(self.engine.round(g))
-            self.trained.append([dict(st) for st in self.engine.clients[0]])
+            self.trained.append([dict(state) for state in self.engine.clients[0]])
             self.servers.append(self.engine.servers[0])
             self.scores.append(self.engine.evaluate(g))
-            self.ended.append([dict(st) for st in self.engine.clients[0]])
+            self.ended.append([dict(state) for state in self.engine.clients[0]])
 
 
 @pytest.fixture(scope="module")
 def trails():
-    """A run with three tasks of two rounds each, made when it is first asked for; l1 so that it hides some parts."""
+    """A run with three tasks of two rounds each, made when it is first asked for; l1 so that it
+    hides some parts."""
     made = {}
 
     def get(**options):
@@ -61,41 +63,49 @@ def test_what_is_decomposed(trails):
 
 
 def test_property_7_the_knowledge_base_contributes_nothing_in_the_first_task(trails):
-    """Alphas are exactly 0 and stay there, and so is the base itself while the task is trained; later neither is."""
+    """Alphas are exactly 0 and stay there, and so is the base itself while the task is trained;
+    later neither is."""
     trail = trails()
     for name in LAYERS:
         for g in (0, 1):
             assert not trail.servers[g][f"kb.{name}"].any()  # what round g began with
-            for st in trail.trained[g]:
-                assert not st[f"w.alpha.{name}"].any()
-                assert not st[f"past.kb.{name}"].any()
+            for state in trail.trained[g]:
+                assert not state[f"w.alpha.{name}"].any()
+                assert not state[f"past.kb.{name}"].any()
         for k in range(3):
             early, late = (trail.trained[g][k][f"w.alpha.{name}"] for g in (2, 3))
             assert (early != 0).all() and (early != late).all()
             contribution = trail.trained[3][k][f"past.kb.{name}"]
             assert contribution[1].any() and not contribution[[0, 2]].any()
             base = trail.servers[3][f"kb.{name}"][0]
-            torch.testing.assert_close(contribution[1], torch.einsum("j,jab->ab", late, base), rtol=1e-12, atol=1e-15)
+            torch.testing.assert_close(
+                contribution[1], torch.einsum("j,jab->ab", late, base), rtol=1e-12, atol=1e-15
+            )
 
 
 @pytest.mark.parametrize(("kb", "l1"), [("previous", 0.01), ("all_previous", 1e-3)])
 def test_property_7_old_tasks_change_through_b_alone(kb, l1, trails):
-    """With the B of before put back, the weights and answers for the first task are what they were, bit for bit."""
+    """With the B of before put back, the weights and answers for the first task are what they were,
+    bit for bit."""
     trail = trails(kb=kb, l1=l1)
     for k, site in enumerate(trail.engine.sites[0]):
         then = trail.ended[1][k]
-        first = trail.method.ready(then, trail.servers[2], None)
+        first = trail.method.build_predictor(then, trail.servers[2], None)
         (x, _), *_ = site.test_chunks(0)
         for g in (3, 5):  # after the second and the third task
             now = trail.ended[g][k]
-            later = trail.method.ready(now, trail.servers[g + 1], None)
-            same_b = trail.method.ready(now | put("w.B", pick(then, "w.B")), trail.servers[g + 1], None)
+            later = trail.method.build_predictor(now, trail.servers[g + 1], None)
+            same_b = trail.method.build_predictor(
+                now | put("w.B", pick(then, "w.B")), trail.servers[g + 1], None
+            )
             for name, value in pick(first, "w").items():
                 assert torch.equal(pick(same_b, "w")[name][0], value[0])
                 assert torch.equal(later[f"w.{name}"][0], value[0]) == (name not in LAYERS)
             was, again, moved = (
-                trail.method.predict(ready, x, site.blocks[0], torch.tensor(0), site.me())["acc"]
-                for ready in (first, same_b, later)
+                trail.method.predict(predictor, x, site.blocks[0], torch.tensor(0), site.ctx())[
+                    "acc"
+                ]
+                for predictor in (first, same_b, later)
             )
             assert torch.equal(was, again) and not torch.equal(was, moved)
 
@@ -105,29 +115,32 @@ def test_a_task_begins_anew():
     begun = {}
 
     class Watched(FedWeIT):
-        def begin_round(self, st, bc, sums, me):
-            if bool(me.first):
-                begun[int(me.client), int(me.position)] = st
-            return super().begin_round(st, bc, sums, me)
+        def begin_round(self, state, broadcast, sums, ctx):
+            if bool(ctx.first):
+                begun[int(ctx.client), int(ctx.position)] = state
+            return super().begin_round(state, broadcast, sums, ctx)
 
     trail = Trail({"rounds": 1}, Watched)
     initial = {name: p.double() for name, p in trail.engine.method.net.initial.items()}
     for k in range(3):
         for position in range(3):
-            st = begun[k, position]
+            state = begun[k, position]
             for name in LAYERS:
-                assert torch.equal(st[f"w.A.{name}"], initial[name] / 3)
-                width = float(st[f"w.m.{name}"].abs().max())
+                assert torch.equal(state[f"w.A.{name}"], initial[name] / 3)
+                width = float(state[f"w.m.{name}"].abs().max())
                 assert 0 < width <= (3 / 8) ** 0.5
             for name in ("body.0.bias", "body.3.bias", "head.weight", "head.bias"):
-                assert torch.equal(st[f"w.own.{name}"], initial[name])
-                assert not torch.equal(trail.trained[position][k][f"w.own.{name}"], st[f"w.own.{name}"])
-    masks = torch.stack([st["w.m.body.0.weight"] for st in begun.values()])
+                assert torch.equal(state[f"w.own.{name}"], initial[name])
+                assert not torch.equal(
+                    trail.trained[position][k][f"w.own.{name}"], state[f"w.own.{name}"]
+                )
+    masks = torch.stack([state["w.m.body.0.weight"] for state in begun.values()])
     assert len(masks) == 9 and len(masks.unique(dim=0)) == 9
 
 
 def test_before_is_b_as_it_was_before_the_broadcast(trails):
-    """In both rounds of a task the client's own B of the task before holds it, not the server's of any time."""
+    """In both rounds of a task the client's own B of the task before holds it, not the server's of
+    any time."""
     trail = trails()
     for name in LAYERS:
         for k in range(3):
@@ -136,15 +149,18 @@ def test_before_is_b_as_it_was_before_the_broadcast(trails):
                 assert torch.equal(trail.trained[g][k][f"before.B.{name}"], own)
             for g in (2, 3, 4):
                 assert not torch.equal(trail.servers[g][f"w.{name}"], own)
-            assert torch.equal(trail.trained[4][k][f"before.B.{name}"], trail.ended[3][k][f"w.B.{name}"])
+            assert torch.equal(
+                trail.trained[4][k][f"before.B.{name}"], trail.ended[3][k][f"w.B.{name}"]
+            )
 
 
-def sparse(st, name, l1):
-    return torch.where(st[f"w.A.{name}"].abs() > l1, st[f"w.A.{name}"], 0)
+def sparse(state, name, l1):
+    return torch.where(state[f"w.A.{name}"].abs() > l1, state[f"w.A.{name}"], 0)
 
 
 def test_the_knowledge_base_holds_everybodys_last_part(trails):
-    """kb=previous: after a task's last round the thresholded A of each client, its own included; else as it was."""
+    """kb=previous: after a task's last round the thresholded A of each client, its own included;
+    else as it was."""
     trail = trails()
     for name in LAYERS:
         for g in range(6):
@@ -186,32 +202,42 @@ def test_earlier_masks_and_parts_move_only_if_asked(retroactive, trails):
                 then, now = trail.ended[1][k][entry], trail.ended[3][k][entry]
                 assert torch.equal(then[0], now[0]) != retroactive
                 assert then[0].any() and now[1].any()
-                assert not then[1:].any() and not now[2:].any()  # tasks to come stay empty, whatever Adam does
+                # tasks to come stay empty, whatever Adam does
+                assert not then[1:].any() and not now[2:].any()
 
 
 class Diverged(FedWeIT):
-    """All that client 1 trains becomes NaN in its second task: what it would send, and the masks that choose it."""
+    """All that client 1 trains becomes NaN in its second task: what it would send, and the masks
+    that choose it."""
 
-    def step(self, st, bc, batch, mem, me):
-        new = super().step(st, bc, batch, mem, me)
-        bad = (me.client == 1) & (me.position == 1)
+    def step(self, state, broadcast, batch, mem, ctx):
+        new = super().step(state, broadcast, batch, mem, ctx)
+        bad = (ctx.client == 1) & (ctx.position == 1)
         return {name: torch.where(bad, torch.nan, t) for name, t in new.items()}
 
 
 class Spoiled(FedWeIT):
     """Client 1's B arrives as NaN in its second task; its masks and its A are fine."""
 
-    def upload(self, st, me):
-        bad = (me.client == 1) & (me.position == 1)
-        up = super().upload(st, me)
-        return up | {n: torch.where(bad, torch.nan, t) for n, t in up.items() if n.startswith("w.") and "#" not in n}
+    def upload(self, state, ctx):
+        bad = (ctx.client == 1) & (ctx.position == 1)
+        up = super().upload(state, ctx)
+        return up | {
+            n: torch.where(bad, torch.nan, t)
+            for n, t in up.items()
+            if n.startswith("w.") and "#" not in n
+        }
 
 
 @pytest.mark.parametrize("broken", [Diverged, Spoiled])
 def test_who_sends_nan_is_left_out(broken):
-    """Named in the books; B is the mean of the others, and the knowledge base keeps what the client gave before."""
+    """Named in the books; B is the mean of the others, and the knowledge base keeps what the client
+    gave before."""
     trail = Trail({"tasks": 2, "rounds": 1}, broken)
-    assert [[row.left_out for row in rows] for rows in trail.rows] == [[False] * 3, [False, True, False]]
+    assert [[row.left_out for row in rows] for rows in trail.rows] == [
+        [False] * 3,
+        [False, True, False],
+    ]
     before, after = trail.servers[1:]
     assert after["delivered"].tolist() == [2, 1, 2]
     for name in LAYERS:
@@ -220,11 +246,13 @@ def test_who_sends_nan_is_left_out(broken):
             assert torch.equal(after[f"kb.{name}"][0, k], sparse(trail.trained[1][k], name, 1e-3))
         total, count = torch.zeros_like(after[f"w.{name}"]), torch.zeros(8, 1)
         for k in (0, 2):
-            st = trail.trained[1][k]
-            kept = heaviest(st[f"w.m.{name}"], 0.3)[:, None]
-            total, count = total + torch.where(kept, st[f"w.B.{name}"], 0), count + kept
+            state = trail.trained[1][k]
+            kept = heaviest(state[f"w.m.{name}"], 0.3)[:, None]
+            total, count = total + torch.where(kept, state[f"w.B.{name}"], 0), count + kept
         assert count.sum() == 10  # five of eight channels each
-        torch.testing.assert_close(after[f"w.{name}"], total / count.clamp(min=1), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            after[f"w.{name}"], total / count.clamp(min=1), rtol=1e-12, atol=0
+        )
 
 
 @pytest.mark.parametrize("broken", [Diverged, Spoiled])
@@ -233,7 +261,10 @@ def test_who_sends_nan_is_left_out_of_a_stack_too(broken):
     small = {"seeds": [0], "epochs": 1, "model.width": 4, "tasks": 2, "rounds": 1}
     loop, stacked = engines(prepared_with(small, own={"method": broken}))
     for g in range(2):
-        mine, theirs = ([(r.client, r.left_out, r.up_bytes, r.down_bytes) for r in e.round(g)] for e in (stacked, loop))
+        mine, theirs = (
+            [(r.client, r.left_out, r.up_bytes, r.down_bytes) for r in e.round(g)]
+            for e in (stacked, loop)
+        )
         assert mine == theirs
         assert [left_out for _, left_out, *_ in mine] == [False, g == 1, False, False]
         loop.evaluate(g), stacked.evaluate(g)
@@ -251,18 +282,30 @@ def test_there_must_be_a_hidden_layer():
 @pytest.mark.parametrize("options", [{"kb": "all_previous"}, {"retroactive": True}], ids=str)
 def test_options_are_equal_in_both_engines(options):
     """Whole staggered runs in float64: one client without a first round, one that misses a task."""
-    small = {"method": "fedweit", "seeds": [0], "epochs": 1, "stream.frac": 5, "model.width": 5, "fedweit.l1": 0.02}
+    small = {
+        "method": "fedweit",
+        "seeds": [0],
+        "epochs": 1,
+        "stream.frac": 5,
+        "model.width": 5,
+        "fedweit.l1": 0.02,
+    }
     given = {f"fedweit.{name}": value for name, value in options.items()}
     assert_equal_runs(prepared_with(small | given, staggered=True))
 
 
 @pytest.mark.parametrize(
-    ("method", "scope", "said"), [("fedweit", "all", 1), ("fedweit", "seen", 0), ("fedavg", "all", 0)]
+    ("method", "scope", "said"),
+    [("fedweit", "all", 1), ("fedweit", "seen", 0), ("fedavg", "all", 0)],
 )
 def test_an_option_that_changes_nothing_is_said(method, scope, said):
     """A head of FedWeIT is about its task's block, whatever the softmax of others is about."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        prepare(config.load(None, {"method": method, "train.scope": scope, "benchmark": "synthetic"}))
+        prepare(
+            config.load(None, {"method": method, "train.scope": scope, "benchmark": "synthetic"})
+        )
     texts = [str(warning.message) for warning in caught]
-    assert texts == ["train.scope: method fedweit does not look at it, so all changes nothing"] * said
+    assert (
+        texts == ["train.scope: method fedweit does not look at it, so all changes nothing"] * said
+    )

@@ -1,7 +1,8 @@
 """Slips known from neighbouring code, so that none is made here.
 
 Tested elsewhere: a forgetting function that changes its argument (test_metrics.py:
-test_argument_is_not_modified), and how long Adam's state lives (test_methods.py: test_adam_lives_for_a_round).
+test_argument_is_not_modified), and how long Adam's state lives (test_methods.py:
+test_adam_lives_for_a_round).
 """
 
 import random
@@ -49,36 +50,41 @@ def runner_of(prepared, engine):
     return LoopEngine(*parts) if engine == "loop" else StackedEngine(*parts, 10, compiled=False)
 
 
-# --- a mixture of probabilities with logits -------------------------------------------------------------------------
+# --- a mixture of probabilities with logits -------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["fedmes", "knn-per"])
 def test_votes_are_mixed_with_probabilities(method, runs):
-    """Logits may be shifted by any number without a change in what they say; a mixture with logits would change."""
+    """Logits may be shifted by any number without a change in what they say; a mixture with logits
+    would change."""
     run = runs(method)
-    site, ready = run.engine.sites[0][1], run.engine.predictor(0, 1)
+    site, predictor = run.engine.sites[0][1], run.engine.predictor(0, 1)
     vote, scope = run.engine.method.vote, site.seen[1]
     batch = site.batch(site.plan.samples[1], 1)
-    shifted = ready | {"w.head.bias": ready["w.head.bias"] + 1000}
-    network, memory, voted = vote.opinions(ready, batch.x, scope)
+    shifted = predictor | {"w.head.bias": predictor["w.head.bias"] + 1000}
+    network, memory, voted = vote.opinions(predictor, batch.x, scope)
     assert voted.all()
-    assert float((network - memory).abs().max()) > 0.1  # the two differ, so their mixture is neither
-    for one in (ready, shifted):
+    # the two differ, so their mixture is neither
+    assert float((network - memory).abs().max()) > 0.1
+    for one in (predictor, shifted):
         p = vote.predict(one, batch.x, scope)
         torch.testing.assert_close(p["acc"], 0.5 * memory + 0.5 * network, rtol=0, atol=1e-9)
-        torch.testing.assert_close(p["acc"].sum(-1), torch.ones_like(p["acc"][:, 0]), rtol=0, atol=1e-9)
-    tuned = [vote.tune(one, batch, scope)["right"].tolist() for one in (ready, shifted)]
+        torch.testing.assert_close(
+            p["acc"].sum(-1), torch.ones_like(p["acc"][:, 0]), rtol=0, atol=1e-9
+        )
+    tuned = [vote.tune(one, batch, scope)["right"].tolist() for one in (predictor, shifted)]
     assert tuned[0] == tuned[1]
     assert len(set(tuned[0])) > 1  # theta matters
 
 
-# --- a memory's capacity counted in batches -------------------------------------------------------------------------
+# --- a memory's capacity counted in batches -------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["fifo", "reservoir", "balanced", "ring"])
 @pytest.mark.parametrize("batch", [1, 50])
 def test_a_memory_of_seven_is_seven_samples(policy, batch, tmp_path):
-    """Whatever the batch size, on disk and in the vote; and no more of them in a step than asked for."""
+    """Whatever the batch size, on disk and in the vote; and no more of them in a step than asked
+    for."""
     options = {"clients": 2, "tasks": 2, "rounds": 1, "batch": batch, "engine.precision": "float32"}
     memory = {"memory": 7, "memory.per_task": 5, "memory.policy": policy, "memory.batch": 3}
     result = fedmes.run(**TINY | options | memory, out=tmp_path / "out")
@@ -95,30 +101,36 @@ def test_a_memory_of_seven_is_seven_samples(policy, batch, tmp_path):
         assert plan.round(1).memory.shape == (-(-len(plan.samples[1]) // batch), 3)
 
 
-# --- "FedRep" whose shared keys never match, so nothing is shared ---------------------------------------------------
+# --- "FedRep" whose shared keys never match, so nothing is shared ---------------------------------
 
 
 @pytest.mark.parametrize("method", SHARING)
 def test_what_is_sent_arrives(method, runs):
-    """Another upload by one client is another server model, and another start for every other client: by each entry."""
+    """Another upload by one client is another server model, and another start for every other
+    client: by each entry."""
     run = runs(method)
-    method, bc, clients = run.engine.method, run.engine.servers[0], run.engine.clients[0]
+    method, broadcast, clients = run.engine.method, run.engine.servers[0], run.engine.clients[0]
     site = run.engine.sites[0][0]
-    me, sums = site.me(site.plan.round(1)), {"loss": doubles(1)[0], "count": doubles(1)[0]}
+    ctx, sums = site.ctx(site.plan.round(1)), {"loss": doubles(1)[0], "count": doubles(1)[0]}
     there, counts = torch.ones(3, dtype=torch.bool), doubles(1, 1, 1)
 
     def begun(change):
         """How client 0 starts a round after client 2 has sent other values."""
-        uploads = [method.upload(st, me) for st in clients]
-        sent = {n: t + change * (t != 0) for n, t in uploads[2].items() if n.startswith("w.") and "#" not in n}
+        uploads = [method.upload(state, ctx) for state in clients]
+        sent = {
+            n: t + change * (t != 0)
+            for n, t in uploads[2].items()
+            if n.startswith("w.") and "#" not in n
+        }
         uploads[2] |= sent
         stacked = {name: torch.stack([up[name] for up in uploads]) for name in uploads[0]}
-        server = bc | method.aggregate(bc, stacked, there, counts)
-        return set(sent), pick(server, "w"), method.begin_round(clients[0], server, sums, me)
+        server = broadcast | method.aggregate(broadcast, stacked, there, counts)
+        return set(sent), pick(server, "w"), method.begin_round(clients[0], server, sums, ctx)
 
     (sent, server, start), (_, other_server, other_start) = begun(0.0), begun(1.0)
     assert sent == set(put("w", server)) and len(sent) >= 2
-    inside = "w.B" if "w.B.body.0.weight" in start else "w"  # FedWeIT shares a part of its weights' parts
+    # FedWeIT shares a part of its weights' parts
+    inside = "w.B" if "w.B.body.0.weight" in start else "w"
     for name in server:
         assert not torch.equal(server[name], other_server[name])
         arrived = server[name] != 0  # FedWeIT: what nobody sent stays the client's own
@@ -143,7 +155,7 @@ def only_the_first(federation):
     return replace(federation, stream=stream, plans=plans)
 
 
-# --- "lr decay" passed as weight decay ------------------------------------------------------------------------------
+# --- "lr decay" passed as weight decay ------------------------------------------------------------
 
 
 class Constant(FedAvg):
@@ -152,7 +164,9 @@ class Constant(FedAvg):
     slope = 1.0
 
     def gradient(self, params, batch, key):
-        return {name: torch.full_like(p, self.slope) for name, p in params.items()}, batch.mask.sum()
+        return {
+            name: torch.full_like(p, self.slope) for name, p in params.items()
+        }, batch.mask.sum()
 
 
 class Flat(Constant):
@@ -163,7 +177,9 @@ class Flat(Constant):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_gamma_shortens_steps(optimizer, engine):
     """Round r of every task goes steps * lr * gamma^r, whatever the weights are."""
-    moved = lengths({"optim.name": optimizer, "optim.lr": 0.1, "optim.gamma": 0.5}, Constant, engine)
+    moved = lengths(
+        {"optim.name": optimizer, "optim.lr": 0.1, "optim.gamma": 0.5}, Constant, engine
+    )
     np.testing.assert_allclose(moved, [0.1, 0.05, 0.025] * 2, rtol=1e-6)
 
 
@@ -171,11 +187,15 @@ def test_gamma_shortens_steps(optimizer, engine):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_nothing_decays_weights(optimizer, engine):
     """Without a slope not one weight moves, with any gamma."""
-    assert lengths({"optim.name": optimizer, "optim.lr": 0.1, "optim.gamma": 0.5}, Flat, engine) == [0.0] * 6
+    assert (
+        lengths({"optim.name": optimizer, "optim.lr": 0.1, "optim.gamma": 0.5}, Flat, engine)
+        == [0.0] * 6
+    )
 
 
 def lengths(options, method, engine):
-    """How far a step takes the weights in each round: the largest move divided by the steps, over a round's start."""
+    """How far a step takes the weights in each round: the largest move divided by the steps, over a
+    round's start."""
     small = {"clients": 1, "tasks": 2, "rounds": 3, "epochs": 1, "batch": 7}
     prepared = prepare(config.load(None, TINY | small | options), {"method": method})
     runner = runner_of(prepared, engine)
@@ -192,15 +212,18 @@ def lengths(options, method, engine):
     return moved
 
 
-# --- Adam re-created at every batch ---------------------------------------------------------------------------------
+# --- Adam re-created at every batch ---------------------------------------------------------------
 
 
 def fedavg_in_torch(prepared, renewed):
-    """One client's run with a torch module and torch's Adam, new in each round, or wrongly at each batch."""
+    """One client's run with a torch module and torch's Adam, new in each round, or wrongly at each
+    batch."""
     conf, federation = prepared.config, prepared.federations[0]
     plan, shape = federation.plans[0], prepared.source.dataset.shape
     seed = keyed_random.seed62(0, "init")
-    module = networks.build(networks.MODELS["mlp"], "mlp", shape, federation.stream.classes, seed, width=8).double()
+    module = networks.build(
+        networks.MODELS["mlp"], "mlp", shape, federation.stream.classes, seed, width=8
+    ).double()
     scale = prepared.samples.scale(federation.normalisation)
     for g in range(len(plan.position)):
         work = plan.round(g)
@@ -212,7 +235,9 @@ def fedavg_in_torch(prepared, renewed):
                 adam = torch.optim.Adam(module.parameters(), lr)
             rows = torch.from_numpy(plan.rows[numbers[numbers >= 0]])
             logits = module.head(module.features(prepared.samples.take(rows, scale)))
-            loss = nn.functional.cross_entropy(torch.where(scope, logits, -torch.inf), prepared.samples.y[rows])
+            loss = nn.functional.cross_entropy(
+                torch.where(scope, logits, -torch.inf), prepared.samples.y[rows]
+            )
             adam.zero_grad()
             loss.backward()
             adam.step()
@@ -221,7 +246,8 @@ def fedavg_in_torch(prepared, renewed):
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_adam_is_torchs_for_a_round(engine):
-    """A client alone is plain PyTorch with one Adam a round; with one a batch it would be somewhere else."""
+    """A client alone is plain PyTorch with one Adam a round; with one a batch it would be somewhere
+    else."""
     small = {"method": "fedavg", "clients": 1, "tasks": 2, "epochs": 2}
     prepared = prepare(config.load(None, TINY | small))
     runner = runner_of(prepared, engine)
@@ -235,15 +261,20 @@ def test_adam_is_torchs_for_a_round(engine):
         assert float((value - wrong[name].detach()).abs().max()) > 1e-3
 
 
-# --- exp(-dist) underflowing to 0/0 in high dimension ---------------------------------------------------------------
+# --- exp(-dist) underflowing to 0/0 in high dimension ---------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kernel", "near", "far"),
-    [("exp_d", 200.0, 201.0), ("exp_d2", 32.0, 1025**0.5), ("knnper", 768.0, (768**2 + 4096) ** 0.5)],
+    [
+        ("exp_d", 200.0, 201.0),
+        ("exp_d2", 32.0, 1025**0.5),
+        ("knnper", 768.0, (768**2 + 4096) ** 0.5),
+    ],
 )
 def test_far_neighbours_vote_in_float32(kernel, near, far):
-    """In 4,096 dimensions the farther vote is exp(-1) of the nearer one, where a plain exponential makes 0/0."""
+    """In 4,096 dimensions the farther vote is exp(-1) of the nearer one, where a plain exponential
+    makes 0/0."""
     exponents = [float(kernel_exponent(torch.tensor(d), kernel, 4096)) for d in (near, far)]
     assert torch.tensor(exponents).exp().tolist() == [0, 0]
     net = prepare(config.load(None, TINY | {"engine.precision": "float32"})).method.net
@@ -253,14 +284,20 @@ def test_far_neighbours_vote_in_float32(kernel, near, far):
     x = torch.zeros(2, 4096)
     x[0, 0], x[1, 0] = near, far
     scope = torch.ones(3, dtype=torch.bool)
-    store = Batch(x, torch.tensor([1, 2]), torch.ones(2), scope.expand(2, -1), torch.zeros(2, dtype=torch.int64))
-    _, memory, voted = vote.opinions(vote.ready({}, store), torch.zeros(1, 4096), scope)
+    store = Batch(
+        x,
+        torch.tensor([1, 2]),
+        torch.ones(2),
+        scope.expand(2, -1),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    _, memory, voted = vote.opinions(vote.build_predictor({}, store), torch.zeros(1, 4096), scope)
     assert memory.dtype == torch.float32 and voted.tolist() == [True]
     share = 1 / (1 + np.exp(-1))
     np.testing.assert_allclose(memory[0], [0, share, 1 - share], rtol=1e-3)
 
 
-# --- only torch's generator seeded ----------------------------------------------------------------------------------
+# --- only torch's generator seeded ----------------------------------------------------------------
 
 
 def seed_everything(number):
@@ -276,7 +313,8 @@ def generators():
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 def test_no_global_generator_has_a_say(method, engine, tmp_path):
-    """Splits, orders, memories, weights and scores are the same whatever was drawn before; and none is drawn from."""
+    """Splits, orders, memories, weights and scores are the same whatever was drawn before; and none
+    is drawn from."""
     options = {
         "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "synthetic.train": 20,
         "synthetic.test": 3, "stream.frac": 10, "memory": 7, "memory.batch": 3, "memory.policy": "reservoir",

@@ -1,4 +1,5 @@
-"""The methods beside FedMeS: worked numbers (V6, V9, rules like V2's), and what must be equal to what."""
+"""The methods beside FedMeS: worked numbers (V6, V9, rules like V2's), and what must be equal to
+what."""
 
 import csv
 import json
@@ -36,7 +37,10 @@ ME = SimpleNamespace(lr=doubles(0.1)[0], key=torch.tensor(0), seen=torch.ones(3,
 
 def without_network(method, **options):
     """A method that is only asked for its arithmetic, with plain SGD."""
-    return method(options.pop("net", SimpleNamespace(mapped=False)), config.load(None, {"optim.name": "sgd"} | options))
+    return method(
+        options.pop("net", SimpleNamespace(mapped=False)),
+        config.load(None, {"optim.name": "sgd"} | options),
+    )
 
 
 def states(run):
@@ -44,7 +48,7 @@ def states(run):
     return run.engine.clients[0]
 
 
-# --- the contract: every method -------------------------------------------------------------------------------------
+# --- the contract: every method -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -62,26 +66,33 @@ def runs():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_all_entries_exist_from_the_start_in_their_final_shape(method, runs):
-    """Engines allocate a client's state once: nothing may appear, vanish or change its shape later."""
+    """Engines allocate a client's state once: nothing may appear, vanish or change its shape
+    later."""
     run = runs(method)
     params = run.prepared.federations[0].initial
-    for site, st in zip(run.engine.sites[0], states(run), strict=True):
-        first = run.prepared.method.init({n: p.double() for n, p in params.items()}, site.me())
-        assert {n: (t.shape, t.dtype) for n, t in first.items()} == {n: (t.shape, t.dtype) for n, t in st.items()}
+    for site, state in zip(run.engine.sites[0], states(run), strict=True):
+        first = run.prepared.method.init({n: p.double() for n, p in params.items()}, site.ctx())
+        assert {n: (t.shape, t.dtype) for n, t in first.items()} == {
+            n: (t.shape, t.dtype) for n, t in state.items()
+        }
     if method != "fedweit":  # which trains what weights are composed of
-        assert {n: p.shape for n, p in params.items()} == {n: p.shape for n, p in run.clients[-1][0].items()}
+        assert {n: p.shape for n, p in params.items()} == {
+            n: p.shape for n, p in run.clients[-1][0].items()
+        }
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_adam_lives_for_a_round(method, runs):
-    """Its counter c1 = 1 - .9^t has counted the steps of one round: not re-created at every batch, not kept longer."""
+    """Its counter c1 = 1 - .9^t has counted the steps of one round: not re-created at every batch,
+    not kept longer."""
     run = runs(method)
-    for site, st in zip(run.engine.sites[0], states(run), strict=True):
+    for site, state in zip(run.engine.sites[0], states(run), strict=True):
         steps = site.plan.steps(5)
-        counters = {name: value for name, value in st.items() if name.endswith(".c1")}
+        counters = {name: value for name, value in state.items() if name.endswith(".c1")}
         assert counters and steps >= 4
         for name, value in counters.items():
-            share = 2 if name.startswith(("opt.head", "opt.body")) else 1  # FedRep: half of the epochs each
+            # FedRep: half of the epochs each
+            share = 2 if name.startswith(("opt.head", "opt.body")) else 1
             assert float(value) == pytest.approx(1 - 0.9 ** (steps / share), abs=1e-12)
 
 
@@ -90,14 +101,18 @@ def test_a_step_is_one_graph(method, monkeypatch):
     """torch.compile traces the stacked step as a whole; `eager` traces only, without a compiler."""
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: real(f, backend="eager", **options))
-    prepared = prepare(config.load(None, TINY | {"method": method, "clients": 2, "tasks": 1, "engine": "stacked"}))
-    engine = StackedEngine(prepared.method, prepared.federations, prepared.samples, 2, compiled=True)
+    prepared = prepare(
+        config.load(None, TINY | {"method": method, "clients": 2, "tasks": 1, "engine": "stacked"})
+    )
+    engine = StackedEngine(
+        prepared.method, prepared.federations, prepared.samples, 2, compiled=True
+    )
     engine.round(0)
     assert engine.notes == []
     torch._dynamo.reset()
 
 
-# --- FedProx --------------------------------------------------------------------------------------------------------
+# --- FedProx --------------------------------------------------------------------------------------
 
 
 def given_gradient(method, g):
@@ -113,8 +128,8 @@ def given_gradient(method, g):
 def test_fedprox_pulls_towards_the_received_model():
     """w - eta (g + mu (w - received))."""
     method = without_network(given_gradient(FedProx, (0.2, -0.4)))
-    st = method.init(one(1.0, -1.0), ME)
-    new = method.step(st, method.server(one(0.5, 0.5)), points(), points(), ME)
+    state = method.init(one(1.0, -1.0), ME)
+    new = method.step(state, method.server(one(0.5, 0.5)), points(), points(), ME)
     close(new["w.p"], (0.975, -0.945))
 
 
@@ -132,20 +147,20 @@ def test_fedprox_is_fedmes_without_a_memory():
     assert fedprox.accuracy() == fedmes_.accuracy()
 
 
-# --- Ditto ----------------------------------------------------------------------------------------------------------
+# --- Ditto ----------------------------------------------------------------------------------------
 
 
 def test_v6_ditto():
     """V6: the personal step; the global copy makes a plain one, and only it leaves the client."""
     method = without_network(given_gradient(Ditto, (0.2, -0.4)))
-    bc = method.server(one(0.5, 0.5))
-    st = method.init(one(0.5, 0.5), ME) | put("v", one(1.0, -1.0))
-    st |= method.begin_round(st, bc, {}, ME)
-    st |= method.step(st, bc, points(), points(), ME)
-    close(st["v.p"], (0.975, -0.945))
-    close(st["w.p"], (0.48, 0.54))
-    assert list(method.upload(st, ME)) == ["w.p"]
-    assert torch.equal(method.ready(st, bc, points())["w.p"], st["v.p"])
+    broadcast = method.server(one(0.5, 0.5))
+    state = method.init(one(0.5, 0.5), ME) | put("v", one(1.0, -1.0))
+    state |= method.begin_round(state, broadcast, {}, ME)
+    state |= method.step(state, broadcast, points(), points(), ME)
+    close(state["v.p"], (0.975, -0.945))
+    close(state["w.p"], (0.48, 0.54))
+    assert list(method.upload(state, ME)) == ["w.p"]
+    assert torch.equal(method.build_predictor(state, broadcast, points())["w.p"], state["v.p"])
 
 
 def test_property_8_ditto_without_a_pull_is_local():
@@ -156,13 +171,23 @@ def test_property_8_ditto_without_a_pull_is_local():
     assert ditto.accuracy() == local.accuracy()
     assert moved(ditto) > 1e-3  # meanwhile the global model goes its own way
     pulled = Run({"method": "ditto"})
-    assert all(float(distance(pick(a, "v"), b)) > 1e-4 for a, b in zip(states(pulled), local.clients[-1], strict=True))
+    assert all(
+        float(distance(pick(a, "v"), b)) > 1e-4
+        for a, b in zip(states(pulled), local.clients[-1], strict=True)
+    )
 
 
 def test_property_8_a_strong_pull_keeps_ditto_near_the_global_model():
     """lambda 100, SGD with a small step: v follows w; with lambda 0 it goes astray."""
     far = {}
-    slow = {"method": "ditto", "tasks": 1, "rounds": 4, "epochs": 4, "optim.name": "sgd", "optim.lr": 0.005}
+    slow = {
+        "method": "ditto",
+        "tasks": 1,
+        "rounds": 4,
+        "epochs": 4,
+        "optim.name": "sgd",
+        "optim.lr": 0.005,
+    }
     for lam in (0.0, 100.0):
         run = Run(slow | {"ditto.lam": lam})
         far[lam] = max(row.report["distance"] for row in run.rows)
@@ -176,23 +201,27 @@ def test_ditto_averages_the_global_copies_uniformly_and_can_be_judged_by_the_glo
     assert_same(pick(run.engine.predictor(0, 1), "w"), run.servers[-1])
 
 
-# --- FedRep ---------------------------------------------------------------------------------------------------------
+# --- FedRep ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("epochs", "head", "body"), [(1, [0], [0]), (2, [0], [1]), (3, [0, 1], [2]), (4, [0, 1], [2, 3])]
+    ("epochs", "head", "body"),
+    [(1, [0], [0]), (2, [0], [1]), (3, [0, 1], [2]), (4, [0, 1], [2, 3])],
 )
 def test_property_7_fedrep_trains_in_turn(epochs, head, body):
-    """What is frozen does not move by a bit, with its moments and counter; with one epoch both are trained."""
+    """What is frozen does not move by a bit, with its moments and counter; with one epoch both are
+    trained."""
     met = set()
 
     class Watched(FedRep):
-        def step(self, st, bc, batch, mem, me):
-            new = super().step(st, bc, batch, mem, me)
-            epoch = int(me.epoch)
+        def step(self, state, broadcast, batch, mem, ctx):
+            new = super().step(state, broadcast, batch, mem, ctx)
+            epoch = int(ctx.epoch)
             met.add(epoch)
             for name, turns in (("head", head), ("body", body)):
-                mine = put("w", part(pick(st, "w"), name)) | put(f"opt.{name}", pick(st, f"opt.{name}"))
+                mine = put("w", part(pick(state, "w"), name)) | put(
+                    f"opt.{name}", pick(state, f"opt.{name}")
+                )
                 assert len(mine) > 5
                 for entry, value in mine.items():
                     assert torch.equal(new[entry], value) == (epoch not in turns), (epoch, entry)
@@ -203,23 +232,24 @@ def test_property_7_fedrep_trains_in_turn(epochs, head, body):
 
 
 def test_property_7_fedrep_shares_bodies_and_keeps_heads(runs):
-    """Equal bodies after the aggregation, their uniform mean; heads are each client's own and never at the server."""
+    """Equal bodies after the aggregation, their uniform mean; heads are each client's own and never
+    at the server."""
     run = runs("fedrep")
     assert len(part(run.servers[-1], "body")) == len(run.servers[-1]) == 4
     for name, value in run.servers[-1].items():
         torch.testing.assert_close(value, torch.stack([w[name] for w in run.clients[-1]]).mean(0))
-    judged = [pick(run.engine.predictor(0, k), "w") for k in range(3)]
+    eval_model = [pick(run.engine.predictor(0, k), "w") for k in range(3)]
     for k in range(3):
-        assert_same(part(judged[k], "body"), run.servers[-1])
-        assert_same(part(judged[k], "head"), part(run.clients[-1][k], "head"))
-        assert not torch.equal(judged[k]["head.weight"], judged[k - 1]["head.weight"])
-        assert not torch.equal(judged[k]["body.0.weight"], run.clients[-1][k]["body.0.weight"])
+        assert_same(part(eval_model[k], "body"), run.servers[-1])
+        assert_same(part(eval_model[k], "head"), part(run.clients[-1][k], "head"))
+        assert not torch.equal(eval_model[k]["head.weight"], eval_model[k - 1]["head.weight"])
+        assert not torch.equal(eval_model[k]["body.0.weight"], run.clients[-1][k]["body.0.weight"])
 
 
 def test_fedrep_starts_a_round_with_the_received_body_and_its_own_head():
     run = Run({"method": "fedrep", "tasks": 1, "rounds": 1})
-    st, bc = states(run)[1], run.engine.servers[0]
-    begun = pick(run.engine.method.begin_round(st, bc, {}, None), "w")
+    state, broadcast = states(run)[1], run.engine.servers[0]
+    begun = pick(run.engine.method.begin_round(state, broadcast, {}, None), "w")
     assert_same(part(begun, "body"), run.servers[-1])
     assert_same(part(begun, "head"), part(run.clients[-1][1], "head"))
 
@@ -227,7 +257,13 @@ def test_fedrep_starts_a_round_with_the_received_body_and_its_own_head():
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_property_7_fedrep_counts_the_body_only(tmp_path, engine):
     """4 bytes a parameter of the body, both ways; the global model that is saved has no head."""
-    small = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "model": {"name": "mlp", "width": 8}}
+    small = {
+        "clients": 2,
+        "tasks": 1,
+        "rounds": 1,
+        "epochs": 1,
+        "model": {"name": "mlp", "width": 8},
+    }
     result = fedmes.run(**small, method="fedrep", engine=engine, out=tmp_path / "o")
     body = 64 * 8 + 8 + 8 * 8 + 8
     assert result.parameters == body + 8 * 10 + 10
@@ -244,7 +280,7 @@ def test_fedrep_needs_a_body():
         prepare(config.load(None, {"method": "fedrep", "model": "linear"}))
 
 
-# --- FedAGEM, and FedMeS's other corrections ------------------------------------------------------------------------
+# --- FedAGEM, and FedMeS's other corrections ------------------------------------------------------
 
 
 class UniformFedAGEM(FedAGEM):
@@ -296,7 +332,8 @@ def test_v2_corrections(correction, gm, rule, direction):
 
 
 def test_with_a_margin_a_corrected_step_lowers_the_memorys_loss():
-    """The step's direction descends it by margin * ||gm||^2, where A-GEM's own leaves it as it is."""
+    """The step's direction descends it by margin * ||gm||^2, where A-GEM's own leaves it as it
+    is."""
     gm = (-1.0, 0.0, 2.0)
     slope = {}
     for name in ("agem", "agem_margin"):
@@ -315,7 +352,7 @@ def test_corrections_in_a_run(correction, runs):
     assert (max(row.report["rule2"] for row in run.rows) > 0) == (correction == "agem_margin")
 
 
-# --- kNN-Per --------------------------------------------------------------------------------------------------------
+# --- kNN-Per --------------------------------------------------------------------------------------
 
 
 def test_knnper_trains_fedavg(runs):
@@ -327,22 +364,24 @@ def test_knnper_trains_fedavg(runs):
         assert run.accuracy("nolip") == fedavg.accuracy()
     assert silent.accuracy() == fedavg.accuracy() != voting.accuracy()
     for client in range(3):
-        assert torch.equal(predictions(silent, client, 1, "acc"), predictions(fedavg, client, 1, "acc"))
+        assert torch.equal(
+            predictions(silent, client, 1, "acc"), predictions(fedavg, client, 1, "acc")
+        )
 
 
 def test_knnper_mixes_probabilities_of_the_global_model(runs):
     """Embeddings and softmax are the averaged model's; what is mixed adds up to 1."""
     run = runs("knn-per")
     method, site = run.engine.method, run.engine.sites[0][2]
-    ready = run.engine.predictor(0, 2)
-    assert_same(pick(ready, "w"), run.servers[-1])
-    assert torch.equal(ready["store.z"], method.net.embedding(run.servers[-1], site.store(2).x))
+    predictor = run.engine.predictor(0, 2)
+    assert_same(pick(predictor, "w"), run.servers[-1])
+    assert torch.equal(predictor["store.z"], method.net.embedding(run.servers[-1], site.store(2).x))
     (x, _), *_ = site.test_chunks(0)
     scope = site.seen[2]
-    network, memory, voted = method.vote.opinions(ready, x, scope)
+    network, memory, voted = method.vote.opinions(predictor, x, scope)
     logits = torch.where(scope, method.net.logits(run.servers[-1], x), -torch.inf)
     torch.testing.assert_close(network, torch.softmax(logits, -1))
-    p = method.predict(ready, x, scope, torch.tensor(-1), None)["acc"]
+    p = method.predict(predictor, x, scope, torch.tensor(-1), None)["acc"]
     assert voted.all()
     torch.testing.assert_close(p, 0.5 * memory + 0.5 * network)
     torch.testing.assert_close(p.sum(-1), torch.ones(len(x), dtype=torch.float64))
@@ -350,22 +389,39 @@ def test_knnper_mixes_probabilities_of_the_global_model(runs):
 
 @pytest.mark.parametrize("theta", [0.5, "tuned"])
 def test_knnper_may_keep_all_samples(theta):
-    """store=all: every training sample of every task so far, whatever the memory options say; but none held back."""
-    options = {"method": "knn-per", "knnper.store": "all", "knn.theta": theta, "memory.policy": "ring"}
+    """store=all: every training sample of every task so far, whatever the memory options say; but
+    none held back."""
+    options = {
+        "method": "knn-per",
+        "knnper.store": "all",
+        "knn.theta": theta,
+        "memory.policy": "ring",
+    }
     run = Run(options | {"memory": 2, "memory.per_task": 1, "rounds": 1})
     for k, site in enumerate(run.engine.sites[0]):
         plan = site.plan
         for p in range(3):
             kept = np.sort(plan.memory_after[p])
             np.testing.assert_array_equal(kept, np.concatenate(plan.samples[: p + 1]))
-            assert len(kept) + len(np.concatenate(plan.held_back[: p + 1])) == (plan.task <= p).sum()
+            assert (
+                len(kept) + len(np.concatenate(plan.held_back[: p + 1])) == (plan.task <= p).sum()
+            )
         assert (len(plan.held_back[0]) > 0) == (theta == "tuned")
-        assert len(run.engine.predictor(0, k)["store.y"]) == len(plan.rows) - len(np.concatenate(plan.held_back))
+        assert len(run.engine.predictor(0, k)["store.y"]) == len(plan.rows) - len(
+            np.concatenate(plan.held_back)
+        )
 
 
 def test_a_method_has_its_own_defaults_for_the_vote(tmp_path):
-    """Nine neighbours and exp(-d) for FedMeS, seven and exp(-d^2/dimension) for kNN-Per; what is set, holds."""
-    small = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "model": {"name": "mlp", "width": 4}}
+    """Nine neighbours and exp(-d) for FedMeS, seven and exp(-d^2/dimension) for kNN-Per; what is
+    set, holds."""
+    small = {
+        "clients": 2,
+        "tasks": 1,
+        "rounds": 1,
+        "epochs": 1,
+        "model": {"name": "mlp", "width": 4},
+    }
     for i, (method, knn, expected) in enumerate(
         [
             ("fedmes", {}, (9, "exp_d")),
@@ -382,7 +438,7 @@ def test_a_method_has_its_own_defaults_for_the_vote(tmp_path):
         assert (vote.k, vote.kernel) == expected
 
 
-# --- FLwF -----------------------------------------------------------------------------------------------------------
+# --- FLwF -----------------------------------------------------------------------------------------
 
 TEACHER, STUDENT = doubles(2, 0, -2)[None], doubles(1, 0, -1)[None]
 ALL, REAL = torch.ones(3, dtype=torch.bool), doubles(1)
@@ -400,15 +456,18 @@ def test_v9_losses(method, expected):
     net = SimpleNamespace(logits=lambda params, x, key=None: params["z"].expand(len(x), -1))
     method = without_network(method, net=net)
     batch = points((0.0, 0.0))._replace(scope=ALL[None])
-    st = {"past.w.z": TEACHER[0], "past.seen": ALL}
-    bc = {"w.z": doubles(0, 0, 0)}
-    close(method.loss(st, bc, batch, ME)(STUDENT), expected)
+    state = {"past.w.z": TEACHER[0], "past.seen": ALL}
+    broadcast = {"w.z": doubles(0, 0, 0)}
+    close(method.loss(state, broadcast, batch, ME)(STUDENT), expected)
 
 
 def test_distillation_sees_the_scope_and_the_real_samples():
-    """Classes out of scope and padding change neither value nor gradient; with nothing in scope both are 0."""
+    """Classes out of scope and padding change neither value nor gradient; with nothing in scope
+    both are 0."""
     generator = torch.Generator().manual_seed(1)
-    teacher, student = (3 * torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    teacher, student = (
+        3 * torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(2)
+    )
     columns = [0, 3, 4]
     scope = torch.tensor([c in columns for c in range(5)])
     both = grad_and_value(distillation, argnums=1)
@@ -434,7 +493,8 @@ def test_flwf_is_fedavg_in_the_first_task():
 def test_flwf_2t_with_all_weight_on_the_labels_is_fedavg():
     flwf = Run({"method": "flwf-2t", "flwf2t.alpha": 1.0, "flwf2t.beta": 0.0})
     assert_same_training(flwf, Run({"method": "fedavg"}))
-    assert float(distance(Run({"method": "flwf-2t"}).servers[0], flwf.servers[0])) > 1e-4  # the server teaches at once
+    # the server teaches at once
+    assert float(distance(Run({"method": "flwf-2t"}).servers[0], flwf.servers[0])) > 1e-4
 
 
 def test_flwfs_teacher_is_the_clients_own_model_of_the_task_before():
@@ -442,12 +502,16 @@ def test_flwfs_teacher_is_the_clients_own_model_of_the_task_before():
     during = []
 
     class Watched(FLwF):
-        def step(self, st, bc, batch, mem, me):
-            during.append((int(me.client), int(me.position), pick(st, "past.w"), st["past.seen"]))
-            return super().step(st, bc, batch, mem, me)
+        def step(self, state, broadcast, batch, mem, ctx):
+            during.append(
+                (int(ctx.client), int(ctx.position), pick(state, "past.w"), state["past.seen"])
+            )
+            return super().step(state, broadcast, batch, mem, ctx)
 
     run = Run({}, Watched)
-    assert {(client, position) for client, position, *_ in during} == {(k, p) for k in range(3) for p in range(3)}
+    assert {(client, position) for client, position, *_ in during} == {
+        (k, p) for k in range(3) for p in range(3)
+    }
     for client, position, past, seen in during:
         if position == 0:
             assert not seen.any()
@@ -457,11 +521,13 @@ def test_flwfs_teacher_is_the_clients_own_model_of_the_task_before():
 
 
 def test_flwf_2ts_weights_are_shares():
-    with pytest.raises(fedmes.UserError, match=r"flwf2t: alpha 0.8 and beta 0.3 are more than 1 together"):
+    with pytest.raises(
+        fedmes.UserError, match=r"flwf2t: alpha 0.8 and beta 0.3 are more than 1 together"
+    ):
         config.load(None, {"flwf2t.alpha": 0.8})
 
 
-# --- alone ----------------------------------------------------------------------------------------------------------
+# --- alone ----------------------------------------------------------------------------------------
 
 
 def test_local_clients_go_on_from_their_own_model():
@@ -469,9 +535,9 @@ def test_local_clients_go_on_from_their_own_model():
     begun = []
 
     class Watched(Local):
-        def begin_round(self, st, bc, sums, me):
-            new = super().begin_round(st, bc, sums, me)
-            begun.append((pick(st, "w"), pick(new, "w"), pick(new, "opt")))
+        def begin_round(self, state, broadcast, sums, ctx):
+            new = super().begin_round(state, broadcast, sums, ctx)
+            begun.append((pick(state, "w"), pick(new, "w"), pick(new, "opt")))
             return new
 
     Run({}, Watched)
@@ -493,9 +559,9 @@ def test_local_er_steps_on_batch_and_memory():
             return grad_and_value(loss)(params)
 
     method = without_network(Quadratic)
-    st = method.init(one(0.0, 0.0), ME)
-    close(method.step(st, {}, points((2.0, 0.0)), points((1.0, -1.0)), ME)["w.p"], (0.3, -0.1))
-    close(method.step(st, {}, points((2.0, 0.0)), points(), ME)["w.p"], (0.2, 0.0))
+    state = method.init(one(0.0, 0.0), ME)
+    close(method.step(state, {}, points((2.0, 0.0)), points((1.0, -1.0)), ME)["w.p"], (0.3, -0.1))
+    close(method.step(state, {}, points((2.0, 0.0)), points(), ME)["w.p"], (0.2, 0.0))
 
 
 def test_joint_walks_the_samples_of_all_tasks_so_far(runs):
@@ -520,7 +586,13 @@ def test_joint_is_local_in_the_first_task(runs):
 @pytest.mark.parametrize("method", ["local", "local-er", "joint"])
 def test_nothing_is_sent(tmp_path, method, engine):
     """No bytes, no global model on disk, no distance to one; everything else is there."""
-    small = {"clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "model": {"name": "mlp", "width": 4}}
+    small = {
+        "clients": 2,
+        "tasks": 2,
+        "rounds": 1,
+        "epochs": 1,
+        "model": {"name": "mlp", "width": 4},
+    }
     result = fedmes.run(**small, method=method, engine=engine, out=tmp_path / "o")
     assert result.communication == {"up_bytes": 0, "down_bytes": 0}
     assert result.seconds["communication_modelled"] == 0
@@ -542,7 +614,7 @@ def test_there_is_no_global_model_to_judge(method):
 
 
 def test_fedavg_is_judged_as_asked():
-    for judged in ("global", "personal"):
-        run = Run({"tasks": 1, "rounds": 1, "eval.model": judged}, FedAvg)
-        expected = run.servers[-1] if judged == "global" else run.clients[-1][0]
+    for eval_model in ("global", "personal"):
+        run = Run({"tasks": 1, "rounds": 1, "eval.model": eval_model}, FedAvg)
+        expected = run.servers[-1] if eval_model == "global" else run.clients[-1][0]
         assert_same(pick(run.engine.predictor(0, 0), "w"), expected)

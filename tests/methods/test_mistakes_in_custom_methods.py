@@ -1,4 +1,5 @@
-"""Mistakes in a method or model of one's own: two lines with file, line and rule, before anything starts."""
+"""Mistakes in a method or model of one's own: two lines with file, line and rule, before anything
+starts."""
 
 import importlib
 import random
@@ -33,7 +34,9 @@ def write(tmp_path, monkeypatch):
 
     def write(body, base="FedAvg", name="mine.py"):
         head = "import torch\nfrom torch import nn\nfrom fedmes.methods import FedAvg, Method, pick\n\n"
-        text = f"{head}class Mine({base}):\n" + "".join(f"    {line}\n" for line in dedent(body).strip().splitlines())
+        text = f"{head}class Mine({base}):\n" + "".join(
+            f"    {line}\n" for line in dedent(body).strip().splitlines()
+        )
         Path(name).write_text(text)
         return text
 
@@ -57,17 +60,17 @@ def line_of(text, marked):
 # what is in the file, the line of it that is named, what is said, the rule
 METHODS = {
     "a branch": ("""
-        def step(self, st, bc, batch, mem, me):
+        def step(self, state, broadcast, batch, mem, ctx):
             if batch.y.sum() > 3:
                 return {}
-            return super().step(st, bc, batch, mem, me)
+            return super().step(state, broadcast, batch, mem, ctx)
         """, "if batch.y", "step() branches on a tensor's value", 1),
     "a branch in a helper": ("""
-        def begin_round(self, st, bc, sums, me):
-            return self.helper(st, bc, me)
-        def helper(self, st, bc, me):
-            rate = float(me.lr)
-            return super().begin_round(st, bc, {}, me)
+        def begin_round(self, state, broadcast, sums, ctx):
+            return self.helper(state, broadcast, ctx)
+        def helper(self, state, broadcast, ctx):
+            rate = float(ctx.lr)
+            return super().begin_round(state, broadcast, {}, ctx)
         """, "rate = float", "begin_round() branches on a tensor's value", 1),
     "a branch in a loss": ("""
         def gradient(self, params, batch, key):
@@ -77,19 +80,19 @@ METHODS = {
             return torch.func.grad_and_value(loss)(params)
         """, "if value > 0", "step() branches on a tensor's value", 1),
     "a branch in predict": ("""
-        def predict(self, ready, x, scope, task, me):
+        def predict(self, predictor, x, scope, task, ctx):
             if task < 0:
-                return super().predict(ready, x, scope, task, me)
-            return super().predict(ready, x, scope, task, me)
+                return super().predict(predictor, x, scope, task, ctx)
+            return super().predict(predictor, x, scope, task, ctx)
         """, "if task < 0", "predict() branches on a tensor's value", 1),
     "a selection": ("""
-        def step(self, st, bc, batch, mem, me):
+        def step(self, state, broadcast, batch, mem, ctx):
             x = batch.x[batch.mask > 0]
-            return super().step(st, bc, batch, mem, me)
+            return super().step(state, broadcast, batch, mem, ctx)
         """, "x = batch.x", "step() makes a tensor whose size depends on values", 1),
     "torch's randomness": ("""
-        def upload(self, st, me):
-            sent = super().upload(st, me)
+        def upload(self, state, ctx):
+            sent = super().upload(state, ctx)
             return {n: t + torch.randn_like(t) for n, t in sent.items()}
         """, "randn_like", "upload() draws random numbers", 2),
     "a generator of its own": ("""
@@ -97,67 +100,70 @@ METHODS = {
             super().__init__(net, config)
             import numpy
             self.draw = numpy.random.default_rng(0).uniform
-        def upload(self, st, me):
-            return {n: t + self.draw() for n, t in super().upload(st, me).items()}
+        def upload(self, state, ctx):
+            return {n: t + self.draw() for n, t in super().upload(state, ctx).items()}
         """, "def upload", "upload() answers differently when it is asked twice", 2),
     "something kept in self": ("""
         count = 0
-        def report(self, st, bc):
+        def report(self, state, broadcast):
             self.count += 1
             return {"count": torch.tensor(float(self.count))}
         """, "def report", "report() answers differently when it is asked twice", 2),
     "a new entry": ("""
-        def step(self, st, bc, batch, mem, me):
-            return super().step(st, bc, batch, mem, me) | {"extra.count": me.lr}
+        def step(self, state, broadcast, batch, mem, ctx):
+            return super().step(state, broadcast, batch, mem, ctx) | {"extra.count": ctx.lr}
         """, "def step", "step() returns the entry 'extra.count', which init() has not made", 3),
     "a new entry on the server": ("""
         def aggregate(self, server, uploads, present, samples):
             return super().aggregate(server, uploads, present, samples) | {"seen": samples.sum()}
         """, "def aggregate", "aggregate() returns the entry 'seen', which server() has not made", 3),
     "a wrong shape": ("""
-        def step(self, st, bc, batch, mem, me):
-            new = super().step(st, bc, batch, mem, me)
+        def step(self, state, broadcast, batch, mem, ctx):
+            new = super().step(state, broadcast, batch, mem, ctx)
             return new | {"w.head.bias": new["w.head.bias"].sum()}
         """, "def step", "step() returns 'w.head.bias' as float32 of shape (), which is float32 of shape (15,)", 3),
     "a wrong type": ("""
-        def end_round(self, st, bc, me):
-            return {"log.loss": st["log.loss"].double()}
+        def end_round(self, state, broadcast, ctx):
+            return {"log.loss": state["log.loss"].double()}
         """, "def end_round", "end_round() returns 'log.loss' as float64 of shape (), which is float32 of shape ()", 3),
     "in place": ("""
-        def end_task(self, st, me):
-            st["w.head.bias"].zero_()
+        def end_task(self, state, ctx):
+            state["w.head.bias"].zero_()
             return {}
         """, "def end_task", "end_task() changes a tensor that it was given", 4),
     "a signature": ("""
-        def step(self, st, bc, batch):
+        def step(self, state, broadcast, batch):
             return {}
         """, "def step", "step() is called in another way (too many positional arguments)", 5),
     "nothing returned": ("""
-        def begin_task(self, st, bc, me):
+        def begin_task(self, state, broadcast, ctx):
             pass
         """, "def begin_task", "begin_task() must return a dictionary of tensors by name, not nothing", 5),
     "no tensors": ("""
-        def upload(self, st, me):
+        def upload(self, state, ctx):
             return {"w": 3}
         """, "def upload", "upload() must return a dictionary of tensors by name, not {'w': 3}", 5),
     "no probabilities": ("""
-        def predict(self, ready, x, scope, task, me):
-            return {"acc": self.net.logits(pick(ready, "w"), x).argmax(-1)}
+        def predict(self, predictor, x, scope, task, ctx):
+            return {"acc": self.net.logits(pick(predictor, "w"), x).argmax(-1)}
         """, "def predict", 'predict() must return "acc", class probabilities of shape (2, 15)', 5),
     "an attribute": ("""
         store = "memmory"
         """, "class Mine", "store is 'memmory', and must be one of 'none', 'memory', 'all'", 5),
+    "a name of 0.1.0": ("""
+        judged = "personal"
+        """, "class Mine", "judged is called eval_model since 0.2.0", 5),
     "a vector in report": ("""
-        def report(self, st, bc):
-            return {"bias": st["w.head.bias"]}
+        def report(self, state, broadcast):
+            return {"bias": state["w.head.bias"]}
         """, "def report", "report() returns 'bias' as a tensor of shape (15,); a number is a tensor without axes", 6),
     "a word in report": ("""
-        def report(self, st, bc):
+        def report(self, state, broadcast):
             return {"mood": "good"}
         """, "def report", "report() returns 'mood' as 'good'; a number is a tensor without axes", 6),
     "a column twice": ("""
-        def report(self, st, bc):
-            return {"seconds": st["log.loss"]}
+        def report(self, state, broadcast):
+            return {"seconds": state["log.loss"]}
         """, "def report", "report() returns 'seconds', which is another column of rounds.csv", 6),
 }  # fmt: skip
 
@@ -177,15 +183,17 @@ def test_every_rule_that_is_named_is_in_the_docs():
     page = (Path(__file__).parents[2] / "docs/own-method.md").read_text()
     there = re.findall(r"^(\d)\. \*\*", page, re.M)
     assert there == [str(n) for n in range(1, len(there) + 1)]
-    named = {re.match(r"rule (\d) of docs/own-method.md: ", text)[1] for text in watched.RULES.values()}
+    named = {
+        re.match(r"rule (\d) of docs/own-method.md: ", text)[1] for text in watched.RULES.values()
+    }
     assert named == {"1", "2", "3", "4", "5", "6"} <= set(there)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_python_raises_in_a_method(engine, write):
     text = write("""
-        def step(self, st, bc, batch, mem, me):
-            return {"w.head.bias": st["w.haed.bias"]}
+        def step(self, state, broadcast, batch, mem, ctx):
+            return {"w.head.bias": state["w.haed.bias"]}
         """)
     assert refused(engine, method="mine.py:Mine") == [
         f"method Mine: step() fails with KeyError: 'w.haed.bias', mine.py:{line_of(text, 'haed')}",
@@ -201,29 +209,33 @@ def test_what_is_no_method(engine, write):
         f"method Mine: is no method, mine.py:{line_of(text, 'class')}",
         rule,
     ]
-    write("def upload(self, st, me):\n    return st", base="Method")
+    write("def upload(self, state, ctx):\n    return state", base="Method")
     assert refused(engine, method="mine.py:Mine")[0] == "method Mine: server() is missing"
     Path("mine.py").write_text("def Mine(net, config):\n    return 3\n")
     assert refused(engine, method="mine.py:Mine") == ["method Mine: is no method, mine.py:1", rule]
     text = write("def __init__(self, net):\n    pass")
-    assert refused(engine, method="mine.py:Mine")[0].startswith("method Mine: it fails with TypeError: ")
+    assert refused(engine, method="mine.py:Mine")[0].startswith(
+        "method Mine: it fails with TypeError: "
+    )
 
 
 def test_a_mistake_that_only_the_stacked_engine_minds(write):
     """A client's number into a tensor that all clients would share."""
     text = write("""
-        def step(self, st, bc, batch, mem, me):
+        def step(self, state, broadcast, batch, mem, ctx):
             rate = torch.zeros(())
-            rate += me.lr
-            return super().step(st, bc, batch, mem, me)
+            rate += ctx.lr
+            return super().step(state, broadcast, batch, mem, ctx)
         """)
     prepare(config.load(None, TINY | {"method": "mine.py:Mine", "engine": "loop"}))
     what, where = refused("stacked", method="mine.py:Mine")
-    assert what.startswith("method Mine: step() ") and what.endswith(f", mine.py:{line_of(text, '+= me.lr')}")
+    assert what.startswith("method Mine: step() ") and what.endswith(
+        f", mine.py:{line_of(text, '+= ctx.lr')}"
+    )
     assert "docs/own-method.md" in where
 
 
-# --- models ----------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 BODY = "def __init__(self, shape, classes):\n    super().__init__()\n    self.head = nn.Linear(64, classes)\n"
 MODELS = {
@@ -254,7 +266,8 @@ def test_a_model_is_blamed_for_its_own_lines(method, engine, write):
     """Whoever calls it; here it fails as soon as gradients are wanted."""
     write("pull = 1")
     text = write(
-        BODY + "def features(self, x):\n    assert not torch.is_grad_enabled()\n    return x.flatten(1)",
+        BODY
+        + "def features(self, x):\n    assert not torch.is_grad_enabled()\n    return x.flatten(1)",
         base="nn.Module",
         name="model.py",
     )
@@ -264,7 +277,7 @@ def test_a_model_is_blamed_for_its_own_lines(method, engine, write):
     assert lines[1].endswith("docs/own-model.md")
 
 
-# --- the rehearsal itself --------------------------------------------------------------------------------------------
+# --- the rehearsal itself -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -273,14 +286,16 @@ def test_what_keeps_the_rules_passes(base, engine):
     """Also what reads values in the network, masks, and functions that call each other by name."""
 
     class Mine(base):
-        def step(self, st, bc, batch, mem, me):
+        def step(self, state, broadcast, batch, mem, ctx):
             batch = batch._replace(mask=torch.where(batch.y > 0, batch.mask, batch.mask))
-            new = super().step(st=st, bc=bc, batch=batch, mem=mem, me=me)
-            return new | self.begin_task(st, bc, me=me)
+            new = super().step(state=state, broadcast=broadcast, batch=batch, mem=mem, ctx=ctx)
+            return new | self.begin_task(state, broadcast, ctx=ctx)
 
-        def report(self, st, bc):
-            one_hot = torch.nn.functional.one_hot(torch.zeros_like(st["log.loss"], dtype=torch.int64), 3)
-            return super().report(st, bc) | {"own": one_hot.sum() * 1.0}
+        def report(self, state, broadcast):
+            one_hot = torch.nn.functional.one_hot(
+                torch.zeros_like(state["log.loss"], dtype=torch.int64), 3
+            )
+            return super().report(state, broadcast) | {"own": one_hot.sum() * 1.0}
 
     options = {"engine": engine, "model.dropout": 0.3}
     assert prepare(config.load(None, TINY | options), {"method": Mine}).config.engine.name == engine
@@ -295,7 +310,7 @@ def test_it_draws_nothing_and_leaves_nothing():
 
         calls = 0
 
-        def end_round(self, st, bc, me):
+        def end_round(self, state, broadcast, ctx):
             random.random(), np.random.rand()  # noqa: NPY002
             Careless.calls += 1
             self.calls = self.calls + 1
@@ -309,15 +324,23 @@ def test_it_draws_nothing_and_leaves_nothing():
 
 
 def test_it_is_as_short_whatever_the_run(monkeypatch):
-    """Two clients and a few samples, however many there are; and nothing at all for what the package brings."""
+    """Two clients and a few samples, however many there are; and nothing at all for what the
+    package brings."""
     seen = []
 
     class Counting(FedAvg):
-        def step(self, st, bc, batch, mem, me):
+        def step(self, state, broadcast, batch, mem, ctx):
             seen.append(len(batch.x))
-            return super().step(st, bc, batch, mem, me)
+            return super().step(state, broadcast, batch, mem, ctx)
 
-    large = TINY | {"clients": 20, "tasks": 10, "rounds": 50, "epochs": 10, "server.min_clients": 5, "engine": "loop"}
+    large = TINY | {
+        "clients": 20,
+        "tasks": 10,
+        "rounds": 50,
+        "epochs": 10,
+        "server.min_clients": 5,
+        "engine": "loop",
+    }
     prepare(config.load(None, large), {"method": Counting})
     assert seen == [2, 2, 1, 1] * 4  # each step twice
     monkeypatch.setattr(rehearsal, "rehearse", None)
@@ -344,14 +367,27 @@ def test_whatever_way_a_method_comes(how, write, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(str(tmp_path))
         name = importlib.import_module("mine").Mine
     what, _ = refused("loop", method=name)
-    assert what.endswith(f"step() branches on a tensor's value, mine.py:{line_of(text, 'if batch.y')}")
+    assert what.endswith(
+        f"step() branches on a tensor's value, mine.py:{line_of(text, 'if batch.y')}"
+    )
     sys.modules.pop("mine", None)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_program_prints_two_lines_and_exits_with_2(engine, write, monkeypatch, capsys):
     text = write(METHODS["a branch"][0])
-    words = ["fedmes", "run", "--method", "mine.py:Mine", "--engine", engine, "--clients", "2", "--out", "out"]
+    words = [
+        "fedmes",
+        "run",
+        "--method",
+        "mine.py:Mine",
+        "--engine",
+        engine,
+        "--clients",
+        "2",
+        "--out",
+        "out",
+    ]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as end:
         main()

@@ -1,4 +1,5 @@
-"""Every method in both engines against the plain re-implementation in tests/oracle: weights, accuracies, memories."""
+"""Every method in both engines against the plain re-implementation in tests/oracle: weights,
+accuracies, memories."""
 
 import csv
 import json
@@ -19,11 +20,13 @@ from oracle.federation import METHODS
 
 NEAR = 1e-11  # of the largest weight of a tensor
 SMALL = {"rounds": 2, "epochs": 1, "batch": 5, "memory": 6, "model": {"name": "mlp", "width": 6}}
-SMALL["fedweit"] = {"l1": 0.02, "l2": 3}  # so that parts of A are small, and plain descent does not overshoot
+# so that parts of A are small, and plain descent does not overshoot
+SMALL["fedweit"] = {"l1": 0.02, "l2": 3}
 NO_STATE = {"checkpoint": {"every": "never"}}  # nothing goes on from it
 SGD, ADAM = {"name": "sgd", "lr": 0.3}, {"name": "adam", "lr": 0.03}
 
-# Own data: the classes of each client's tasks; samples of a class for training are as many as its number in COUNTS.
+# Own data: the classes of each client's tasks; samples of a class for training are as many as its
+# number in COUNTS.
 APART = {"a": [(0, 1), (2, 3), (4, 5)], "b": [(5, 4), (0, 1), (3, 2)]}
 AGAIN = {"a": [(0, 1), (1, 2), (0, 1)], "b": [(2, 3), (3, 2, 0)], "c": [(1, 3), (0,), (2, 3)]}
 COUNTS = (3, 5, 4, 2, 6, 3, 4, 3)
@@ -38,7 +41,9 @@ def table(clients, images=False, first=0):
             for label in classes:
                 for i in range(COUNTS[label] + 3):
                     x = 1.5 * np.eye(8)[label] + rng.randn(8)
-                    grey = np.clip(40 * np.resize(x, (8, 8, 1)) + 20 * rng.randn(8, 8, 1) + 100, 0, 255)
+                    grey = np.clip(
+                        40 * np.resize(x, (8, 8, 1)) + 20 * rng.randn(8, 8, 1) + 100, 0, 255
+                    )
                     columns["x"].append(grey.astype(np.uint8) if images else x.astype(np.float32))
                     columns["y"].append(label)
                     columns["client"].append(client)
@@ -72,7 +77,8 @@ class Data:
 
 
 class Blocks(Data):
-    """The synthetic benchmark: clients have some of a task's classes only, in an order of their own."""
+    """The synthetic benchmark: clients have some of a task's classes only, in an order of their
+    own."""
 
     def __init__(self, **stream):
         made = {"classes": 3, "train": 20, "test": 4}
@@ -89,17 +95,28 @@ class Blocks(Data):
 
 
 class Objects(Data):
-    """CORe50 by object, made up: tasks share their classes, and a client has some of them in each."""
+    """CORe50 by object, made up: tasks share their classes, and a client has some of them in
+    each."""
 
     def __init__(self, monkeypatch):
         rng, sessions, objects = np.random.RandomState(5), np.arange(550) // 50, np.arange(550) % 50
         self.y, self.fitted = np.tile(objects, 2), list(range(550))
-        self.x = np.clip(rng.randint(60, 190, (50, 2, 2, 3))[self.y] + 30 * rng.randn(1100, 2, 2, 3), 0, 255)
+        self.x = np.clip(
+            rng.randint(60, 190, (50, 2, 2, 3))[self.y] + 30 * rng.randn(1100, 2, 2, 3), 0, 255
+        )
         self.x = self.x.astype(np.uint8)
-        dataset = Dataset(self.x, self.y, tuple(map(str, range(50))), 550, session=np.tile(sessions, 2))
+        dataset = Dataset(
+            self.x, self.y, tuple(map(str, range(50))), 550, session=np.tile(sessions, 2)
+        )
         monkeypatch.setattr(catalog, "load", lambda name, **options: dataset)
-        shape = {"clients": 2, "tasks": 2, "stream": {"frac": 1.0, "classes_min": 20, "classes_max": 30}}
-        self.options = {"benchmark": "split-core50", "data": {"core50_labels": "objects"}} | shape | NO_STATE
+        shape = {
+            "clients": 2,
+            "tasks": 2,
+            "stream": {"frac": 1.0, "classes_min": 20, "classes_max": 30},
+        }
+        self.options = (
+            {"benchmark": "split-core50", "data": {"core50_labels": "objects"}} | shape | NO_STATE
+        )
         self.paths = [None]
 
 
@@ -134,7 +151,9 @@ def compare(out, seed, oracle, where):
     with np.load(out / "accuracy.npz") as tables:
         assert set(tables) == set(oracle.accuracy), where
         for name, values in oracle.accuracy.items():
-            np.testing.assert_array_equal(tables[name][seeds.index(seed)], values, err_msg=f"{where}: {name}")
+            np.testing.assert_array_equal(
+                tables[name][seeds.index(seed)], values, err_msg=f"{where}: {name}"
+            )
     with (out / "rounds.csv").open() as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file) if row["seed"] == str(seed)]
     assert losses == pytest.approx(oracle.losses, rel=NEAR), where
@@ -158,7 +177,7 @@ def near(found, wanted, where):
         assert far <= NEAR * t[met].abs().max(), f"{where}: {name} is off by {far:.1e}"
 
 
-# --- all methods in every situation ----------------------------------------------------------------------------------
+# --- all methods in every situation ---------------------------------------------------------------
 
 ALL = sorted(METHODS)
 
@@ -181,16 +200,27 @@ def test_adam_in_small_batches_with_a_memory_that_overflows(method, tmp_path):
 
 @pytest.mark.parametrize("method", ALL)
 def test_clients_who_come_late_and_stay_away(method, tmp_path):
-    agree(method, Blocks(arrival="staggered"), tmp_path, faults={"drop": 0.3}, server={"fraction": 0.8})
+    agree(
+        method,
+        Blocks(arrival="staggered"),
+        tmp_path,
+        faults={"drop": 0.3},
+        server={"fraction": 0.8},
+    )
 
 
 @pytest.mark.parametrize("method", ALL)
 def test_further_tasks_with_new_classes(method, tmp_path):
     then = {"a": [(6, 0)], "b": [(2, 5), (6, 7)]}
-    agree(method, Data(tmp_path, {"a": [(0, 1), (2, 3)], "b": [(5, 4)]}, then=then), tmp_path, rounds=1)
+    agree(
+        method,
+        Data(tmp_path, {"a": [(0, 1), (2, 3)], "b": [(5, 4)]}, then=then),
+        tmp_path,
+        rounds=1,
+    )
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 ON_BLOCKS = [
     ("fedavg", {"train": {"scope": "all"}}),
@@ -200,9 +230,15 @@ ON_BLOCKS = [
     ("local-er", {"train": {"scope": "block"}}),
     ("fedweit", {"eval": {"told": "block"}, "optim": {"name": "sgd", "lr": 0.01}}),
     ("fedavg", {"server": {"min_clients": 2}, "faults": {"drop": 0.5}}),
-    ("fedweit", {"server": {"fraction": 0.5}, "fedweit": {"kb": "all_previous", "l1": 0.02, "l2": 3}}),
+    (
+        "fedweit",
+        {"server": {"fraction": 0.5}, "fedweit": {"kb": "all_previous", "l1": 0.02, "l2": 3}},
+    ),
     ("fedmes", {"seeds": [3, 0], "server": {"fraction": 0.6}}),
-    ("fedmes", {"memory": {"size": [0, 9, 4]}, "stream": {"frac": 7.0, "partition": "dirichlet:0.5"}}),
+    (
+        "fedmes",
+        {"memory": {"size": [0, 9, 4]}, "stream": {"frac": 7.0, "partition": "dirichlet:0.5"}},
+    ),
     ("joint", {"seeds": [1, 2], "stream": {"arrival": "staggered", "frac": 3.0}}),
 ]
 
@@ -212,12 +248,22 @@ ON_OWN_DATA = [
     ("fedavg", {"rounds": 2, "faults": {"nan": 0.5}}),
     ("fedprox", {"fedprox": {"mu": 1.5}, "optim": ADAM}),
     ("ditto", {"eval": {"model": "global"}}),
-    ("ditto", {"ditto": {"lam": 0.7}, "model": {"name": "mlp", "width": 6, "dropout": 0.25}, "optim": ADAM}),
+    (
+        "ditto",
+        {
+            "ditto": {"lam": 0.7},
+            "model": {"name": "mlp", "width": 6, "dropout": 0.25},
+            "optim": ADAM,
+        },
+    ),
     ("fedrep", {"epochs": 3, "optim": ADAM}),
     ("fedrep", {"rounds": 2, "epochs": 2, "eval": {"model": "personal"}}),
     ("fedagem", {"eval": {"model": "personal"}, "memory": {"size": 8, "policy": "ring"}}),
     ("fedmes", {"rounds": 2, "fedmes": {"start": "continue", "lambda": "rescaled"}}),
-    ("fedmes", {"fedmes": {"lambda": 0.4, "correction": "agem_margin"}, "eval": {"model": "global"}}),
+    (
+        "fedmes",
+        {"fedmes": {"lambda": 0.4, "correction": "agem_margin"}, "eval": {"model": "global"}},
+    ),
     ("fedmes", {"fedmes": {"correction": "replay"}, "memory": {"size": 7, "policy": "reservoir"}}),
     ("fedmes", {"rounds": 2, "model": {"name": "mlp", "width": 6, "dropout": 0.25}}),
     ("fedmes", {"knn": {"k": 1, "theta": 1.0}}),
@@ -228,7 +274,10 @@ ON_OWN_DATA = [
     ("fedweit", {"fedweit": {"retroactive": True, "l1": 0.02, "l2": 3}}),
     ("fedweit", {"fedweit": {"sparsity": 0.6, "wd": 0.05, "l2": 3}, "eval": {"model": "global"}}),
     ("fedmes-plus", {"fedmesplus": {"balance": 0, "teach": 2.5}, "eval": {"model": "global"}}),
-    ("fedmes-plus", {"fedmesplus": {"teach": 0}, "memory": {"size": 7, "policy": "fifo"}, "optim": ADAM}),
+    (
+        "fedmes-plus",
+        {"fedmesplus": {"teach": 0}, "memory": {"size": 7, "policy": "fifo"}, "optim": ADAM},
+    ),
     ("flwf", {"flwf": {"alpha": 1.5, "temp": 0.7}, "eval": {"model": "personal"}}),
     ("flwf-2t", {"flwf2t": {"alpha": 0.2, "beta": 0.7, "temp": 3.0}, "optim": ADAM}),
     ("local", {"model": {"name": "mlp", "width": 6, "dropout": 0.25}}),
@@ -240,7 +289,10 @@ ON_IMAGES = [
     ("fedmes", CNN | {"knn": {"features": "conv", "k": 3, "theta": 0.9}}),
     ("fedweit", CNN),
     ("fedmes-plus", {"fedmesplus": {"augment": "flip"}}),
-    ("fedmes-plus", {"fedmesplus": {"augment": "shift"}, "model": {"name": "mlp", "width": 6, "dropout": 0.25}}),
+    (
+        "fedmes-plus",
+        {"fedmesplus": {"augment": "shift"}, "model": {"name": "mlp", "width": 6, "dropout": 0.25}},
+    ),
 ]
 
 

@@ -1,4 +1,5 @@
-"""Methods and models of one's own, outside the package: by path, or as an entry point of an installed one."""
+"""Methods and models of one's own, outside the package: by path, or as an entry point of an
+installed one."""
 
 import sys
 
@@ -19,18 +20,18 @@ from fedmes.methods import FedAvg, pick, put
 
 
 class Slow(FedAvg):
-    judged = "personal"
+    eval_model = "personal"
 
-    def init(self, params, me):
-        return super().init(params, me) | put("slow", params)
+    def init(self, params, ctx):
+        return super().init(params, ctx) | put("slow", params)
 
-    def step(self, st, bc, batch, mem, me):
-        new = super().step(st, bc, batch, mem, me)
-        slow = {name: 0.9 * p + 0.1 * new[f"w.{name}"] for name, p in pick(st, "slow").items()}
+    def step(self, state, broadcast, batch, mem, ctx):
+        new = super().step(state, broadcast, batch, mem, ctx)
+        slow = {name: 0.9 * p + 0.1 * new[f"w.{name}"] for name, p in pick(state, "slow").items()}
         return new | put("slow", slow)
 
-    def ready(self, st, bc, store):
-        return put("w", pick(st, "slow"))
+    def build_predictor(self, state, broadcast, store):
+        return put("w", pick(state, "slow"))
 """
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "model": {"width": 8},
@@ -85,7 +86,7 @@ def test_installed_methods_are_listed_and_broken_ones_named(package, capsys):
         plugins.resolve("method", "slwo", {})
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 MODEL = """
 from torch import nn
@@ -114,10 +115,14 @@ def tiny(tmp_path):
     sys.modules.pop("fedmes_user_tiny", None)
 
 
-@pytest.mark.parametrize(("name", "options", "width"), [("Tiny", {}, 4), ("Tiny", {"width": 6}, 6), ("make", {}, 9)])
+@pytest.mark.parametrize(
+    ("name", "options", "width"), [("Tiny", {}, 4), ("Tiny", {"width": 6}, 6), ("make", {}, 9)]
+)
 def test_a_model_from_a_file(tiny, name, options, width):
     reference = f"{tiny}:{name}"
-    module = networks.build(plugins.resolve("model", reference, MODELS), reference, (5,), 2, 0, **options)
+    module = networks.build(
+        plugins.resolve("model", reference, MODELS), reference, (5,), 2, 0, **options
+    )
     net = Net(module, (5,), 2)
     assert net.parameter_count == 5 * width + width + 2 * width + 2
 
@@ -137,7 +142,9 @@ def test_files_of_one_name_are_told_apart(tiny, tmp_path):
 
 def test_an_edited_file_is_read_again(tiny):
     plugins.resolve("model", f"{tiny}:Tiny", MODELS)
-    tiny.write_text("def Tiny(shape, classes):\n    return 'something else entirely, of another length'\n")
+    tiny.write_text(
+        "def Tiny(shape, classes):\n    return 'something else entirely, of another length'\n"
+    )
     assert plugins.resolve("model", f"{tiny}:Tiny", MODELS)((5,), 2).startswith("something else")
 
 
@@ -167,7 +174,10 @@ def test_a_name_that_is_not_there(tiny, name):
     ("text", "message"),
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("import no_such_module_here", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        (
+            "import no_such_module_here",
+            "ModuleNotFoundError: No module named 'no_such_module_here'",
+        ),
         ("def (", "SyntaxError"),
     ],
 )

@@ -20,7 +20,7 @@ from helpers.runs_of_methods import Run, assert_same, assert_same_training, move
 pytestmark = pytest.mark.usefixtures("unrehearsed")
 
 
-# --- property 2: the simpler methods inside FedMeS -----------------------------------------------------------------
+# --- property 2: the simpler methods inside FedMeS ------------------------------------------------
 
 
 class UniformFedAvg(FedAvg):
@@ -28,32 +28,38 @@ class UniformFedAvg(FedAvg):
 
 
 class FedProx(UniformFedAvg):
-    """Local training on the loss plus mu/2 ||w - received||^2, differentiated as a whole; the next mu each round."""
+    """Local training on the loss plus mu/2 ||w - received||^2, differentiated as a whole; the next
+    mu each round."""
 
     def __init__(self, net, config, mus):
         super().__init__(net, config)
         self.mus = iter(mus)
 
-    def begin_round(self, st, bc, sums, me):
-        begun = super().begin_round(st, bc, sums, me)
+    def begin_round(self, state, broadcast, sums, ctx):
+        begun = super().begin_round(state, broadcast, sums, ctx)
         return begun | {"mu": torch.full_like(begun["log.loss"], next(self.mus))}
 
-    def step(self, st, bc, batch, mem, me):
-        received = pick(bc, "w")
+    def step(self, state, broadcast, batch, mem, ctx):
+        received = pick(broadcast, "w")
 
         def loss(params):
-            plain = cross_entropy(self.net.logits(params, batch.x), batch.y, batch.mask, batch.scope)
-            return plain + st["mu"] / 2 * sum((params[name] - received[name]).square().sum() for name in params)
+            plain = cross_entropy(
+                self.net.logits(params, batch.x), batch.y, batch.mask, batch.scope
+            )
+            return plain + state["mu"] / 2 * sum(
+                (params[name] - received[name]).square().sum() for name in params
+            )
 
-        g, value = grad_and_value(loss)(pick(st, "w"))
-        return self.descend(st, g, value, me)
+        g, value = grad_and_value(loss)(pick(state, "w"))
+        return self.descend(state, g, value, ctx)
 
 
 PLAIN = {"memory": 0, "knn.theta": 0.0}
 
 
 def test_property_2_without_memory_and_lambda_it_is_fedavg():
-    """No memory, lambda 0, theta 0: the local models and predictions of FedAvg with uniform averaging, bit for bit."""
+    """No memory, lambda 0, theta 0: the local models and predictions of FedAvg with uniform
+    averaging, bit for bit."""
     fedmes = Run(PLAIN | {"fedmes.lambda": 0.0})
     fedavg = Run(PLAIN | {"eval.model": "personal"}, UniformFedAvg)
     assert moved(fedmes) > 1e-3
@@ -62,15 +68,24 @@ def test_property_2_without_memory_and_lambda_it_is_fedavg():
     assert len(fedmes.scores) == 9
     for run in (fedmes, fedavg):
         for k in range(3):  # the local model predicts, not the average
-            judged = pick(run.engine.predictor(0, k), "w")
-            assert_same(judged, run.clients[-1][k])
-            assert any(not torch.equal(judged[name], run.servers[-1][name]) for name in judged)
+            eval_model = pick(run.engine.predictor(0, k), "w")
+            assert_same(eval_model, run.clients[-1][k])
+            assert any(
+                not torch.equal(eval_model[name], run.servers[-1][name]) for name in eval_model
+            )
 
 
 def test_property_2_averaging_by_samples_would_differ():
-    """The clients hold different numbers of samples, so the test above tells uniform from weighted averaging."""
+    """The clients hold different numbers of samples, so the test above tells uniform from weighted
+    averaging."""
     uniform, weighted = Run(PLAIN, UniformFedAvg), Run(PLAIN, FedAvg)
-    assert max(float((uniform.servers[0][n] - weighted.servers[0][n]).abs().max()) for n in uniform.servers[0]) > 1e-5
+    assert (
+        max(
+            float((uniform.servers[0][n] - weighted.servers[0][n]).abs().max())
+            for n in uniform.servers[0]
+        )
+        > 1e-5
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -81,7 +96,13 @@ def test_property_2_with_a_fixed_lambda_it_is_fedprox(optimizer):
     fedprox = Run(options, lambda net, config: FedProx(net, config, [0.7] * 18))
     assert_same_training(fedmes, fedprox, 1e-9)
     fedavg = Run(options, UniformFedAvg)
-    assert max(float((fedmes.servers[-1][n] - fedavg.servers[-1][n]).abs().max()) for n in fedavg.servers[-1]) > 1e-4
+    assert (
+        max(
+            float((fedmes.servers[-1][n] - fedavg.servers[-1][n]).abs().max())
+            for n in fedavg.servers[-1]
+        )
+        > 1e-4
+    )
 
 
 def test_property_2_with_the_papers_lambda_it_is_fedprox():
@@ -93,11 +114,12 @@ def test_property_2_with_the_papers_lambda_it_is_fedprox():
     assert_same_training(fedmes, fedprox, 1e-9)
 
 
-# --- property 3: one training, with and without the memory's vote ---------------------------------------------------
+# --- property 3: one training, with and without the memory's vote ---------------------------------
 
 
 def test_property_3_theta_0_is_nolip():
-    """theta changes predictions only: one trajectory, and theta 0 predicts exactly what noLIP does."""
+    """theta changes predictions only: one trajectory, and theta 0 predicts exactly what noLIP
+    does."""
     voting, silent = Run({"knn.theta": 0.5}), Run({"knn.theta": 0.0})
     assert_same_training(voting, silent)
     assert silent.accuracy("acc") == silent.accuracy("nolip") == voting.accuracy("nolip")
@@ -109,7 +131,7 @@ def test_property_3_theta_0_is_nolip():
             assert not torch.equal(predictions(voting, client, task, "acc"), nolip)
 
 
-# --- property 4: the first task, and a federation of one ------------------------------------------------------------
+# --- property 4: the first task, and a federation of one ------------------------------------------
 
 
 def test_property_4_rule_2_never_fires_in_the_first_task():
@@ -124,8 +146,8 @@ def test_property_4_one_client_is_its_own_average():
     started = []
 
     class Watched(FedMeS):
-        def begin_round(self, st, bc, sums, me):
-            begun = super().begin_round(st, bc, sums, me)
+        def begin_round(self, state, broadcast, sums, ctx):
+            begun = super().begin_round(state, broadcast, sums, ctx)
             started.append(pick(begun, "w"))
             return begun
 
@@ -135,10 +157,12 @@ def test_property_4_one_client_is_its_own_average():
         assert_same(run.servers[g], run.clients[g][0])
     for g in range(1, 6):
         assert_same(started[g], run.clients[g - 1][0])
-        assert any(not torch.equal(started[g][name], run.clients[g][0][name]) for name in started[g])
+        assert any(
+            not torch.equal(started[g][name], run.clients[g][0][name]) for name in started[g]
+        )
 
 
-# --- property 5: rule 2 is the nearest feasible direction -----------------------------------------------------------
+# --- property 5: rule 2 is the nearest feasible direction -----------------------------------------
 
 fixed = settings(derandomize=True, deadline=None, max_examples=200)
 numbers = some.floats(-10, 10, allow_nan=False, width=32)
@@ -161,7 +185,9 @@ def test_property_5_rule_2_is_the_nearest_feasible_direction(vectors):
     """d is orthogonal to gm, not longer than g, and no feasible z is closer to g."""
     g, gm, z = vectors
     zero = {"p": torch.zeros_like(g)}
-    direction, violated = correct(zero, zero, {"p": g}, {"p": gm}, torch.tensor(1.5, dtype=torch.float64))
+    direction, violated = correct(
+        zero, zero, {"p": g}, {"p": gm}, torch.tensor(1.5, dtype=torch.float64)
+    )
     d = direction["p"]
     assert bool(violated)
     rounding = 1e-12 * float(g.norm() * gm.norm())  # where d itself is nothing but rounding
@@ -171,17 +197,21 @@ def test_property_5_rule_2_is_the_nearest_feasible_direction(vectors):
     for feasible in (z, d + z, d + 1e-3 * z, d + gm, torch.zeros_like(g)):
         if float(feasible @ gm) >= 0:
             assert float((g - feasible).norm()) >= least - 1e-9
-    assert abs(least - abs(float(g @ gm)) / float(gm.norm())) < 1e-9  # the distance to the half-space
+    # the distance to the half-space
+    assert abs(least - abs(float(g @ gm)) / float(gm.norm())) < 1e-9
 
 
-# --- property 6: lambda and the memory ------------------------------------------------------------------------------
+# --- property 6: lambda and the memory ------------------------------------------------------------
 
 
 @fixed
 @given(some.floats(0.04, 1e6), some.floats(1.001, 100.0))
 def test_property_6_lambda(loss, factor):
-    """Strictly between 1 and 2 for any loss that floating point can tell apart, and falling in the loss."""
-    low, high = coefficient(torch.tensor([loss, loss * factor], dtype=torch.float64), "paper").tolist()
+    """Strictly between 1 and 2 for any loss that floating point can tell apart, and falling in the
+    loss."""
+    low, high = coefficient(
+        torch.tensor([loss, loss * factor], dtype=torch.float64), "paper"
+    ).tolist()
     assert 1 < high < low < 2
 
 
@@ -189,13 +219,16 @@ def test_property_6_lambda(loss, factor):
 @given(some.floats(0, 1e300), some.floats(0, 1e300))
 def test_property_6_lambda_at_any_loss(one, other):
     """No loss, however small or large, leads out of [1, 2] or against the order."""
-    low, high = coefficient(torch.tensor(sorted([one, other]), dtype=torch.float64), "paper").tolist()
+    low, high = coefficient(
+        torch.tensor(sorted([one, other]), dtype=torch.float64), "paper"
+    ).tolist()
     assert 1 <= high <= low <= 2
 
 
 @some.composite
 def planned(draw):
-    """A client's plan among two, with any sizes, some rounds without it, and perhaps samples held back."""
+    """A client's plan among two, with any sizes, some rounds without it, and perhaps samples held
+    back."""
     tasks = draw(some.integers(1, 6))
     rounds = draw(some.integers(1, 3))
     row = 0
@@ -205,12 +238,20 @@ def planned(draw):
         for t in range(tasks):
             train, test = draw(some.integers(1, 12)), draw(some.integers(1, 4))
             own.append(
-                Task(str(t), (t,), (t,), np.arange(row, row + train), np.arange(row + train, row + train + test))
+                Task(
+                    str(t),
+                    (t,),
+                    (t,),
+                    np.arange(row, row + train),
+                    np.arange(row + train, row + train + test),
+                )
             )
             row += train + test
         people.append(Client(name, tuple(own)))
     stream = assemble(draw(some.integers(0, 5)), tasks, people, rounds)
-    flags = draw(some.lists(some.booleans(), min_size=stream.active.size, max_size=stream.active.size))
+    flags = draw(
+        some.lists(some.booleans(), min_size=stream.active.size, max_size=stream.active.size)
+    )
     stream = replace(stream, active=np.array(flags, np.int64).reshape(stream.active.shape))
     work = Work(
         epochs=1,
@@ -218,7 +259,7 @@ def planned(draw):
         memory_batch=draw(some.integers(1, 6)),
         per_task=draw(some.none() | some.integers(0, 15)),
         hold_back=draw(some.booleans()),
-        walk=draw(some.sampled_from(["task", "seen"])),
+        epoch_over=draw(some.sampled_from(["task", "seen"])),
     )
     labels = np.array(draw(some.lists(some.integers(0, 2), min_size=row, max_size=row)))
     return stream, Plan(stream, 0, draw(some.integers(0, 20)), work, labels)
@@ -227,7 +268,8 @@ def planned(draw):
 @fixed
 @given(planned())
 def test_property_6_memory(case):
-    """Never above m, no sample twice, no test image, nothing held back, nothing of the current or a missed task."""
+    """Never above m, no sample twice, no test image, nothing held back, nothing of the current or a
+    missed task."""
     stream, plan = case
     test_rows = np.concatenate([task.test for client in stream.clients for task in client.tasks])
     held_back = np.concatenate(plan.held_back)
@@ -242,7 +284,10 @@ def test_property_6_memory(case):
         work = plan.round(g)
         if work is None:
             continue
-        assert work.memory.shape == (len(work.batch), min(plan.work.memory_batch, len(plan.memory[work.position])))
+        assert work.memory.shape == (
+            len(work.batch),
+            min(plan.work.memory_batch, len(plan.memory[work.position])),
+        )
         assert np.isin(work.memory, plan.memory[work.position]).all()
         assert (plan.task[work.memory] < work.position).all()
         assert all(len(set(batch.tolist())) == len(batch) for batch in work.memory)
@@ -252,15 +297,19 @@ def test_property_6_memory(case):
 @given(some.integers(1, 6), some.integers(0, 30), some.none() | some.integers(0, 8))
 def test_property_6_memory_is_as_full_as_it_can_be(tasks, capacity, per_task):
     """After each task: what has been admitted so far, or m."""
-    own = tuple(Task(str(t), (t,), (t,), np.arange(10) + 10 * t, np.array([100 + t])) for t in range(tasks))
+    own = tuple(
+        Task(str(t), (t,), (t,), np.arange(10) + 10 * t, np.array([100 + t])) for t in range(tasks)
+    )
     stream = assemble(0, tasks, [Client("a", own)], rounds=1)
     plan = Plan(stream, 0, capacity, Work(epochs=1, batch=5, memory_batch=5, per_task=per_task))
     share = per_task if per_task is not None else max(1, capacity // tasks) if capacity else 0
     admitted = min(share, 10)
-    assert [len(memory) for memory in plan.memory_after] == [min(admitted * (t + 1), capacity) for t in range(tasks)]
+    assert [len(memory) for memory in plan.memory_after] == [
+        min(admitted * (t + 1), capacity) for t in range(tasks)
+    ]
 
 
-# --- property 9: names decide, not places; and seeds ----------------------------------------------------------------
+# --- property 9: names decide, not places; and seeds ----------------------------------------------
 
 ORDER = [2, 0, 1]
 
@@ -275,13 +324,16 @@ def permuted(federation):
         active=stream.active[:, ORDER],
     )
     plans = [
-        Plan(stream, column, federation.plans[k].capacity, federation.plans[k].work) for column, k in enumerate(ORDER)
+        Plan(stream, column, federation.plans[k].capacity, federation.plans[k].work)
+        for column, k in enumerate(ORDER)
     ]
     return replace(federation, stream=stream, plans=plans)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"method": "fedavg"}, {"model.dropout": 0.3}], ids=["fedmes", "fedavg", "dropout"]
+    "options",
+    [{}, {"method": "fedavg"}, {"model.dropout": 0.3}],
+    ids=["fedmes", "fedavg", "dropout"],
 )
 def test_property_9_permuting_clients_permutes_results(options):
     """Models, scores and books of a client follow it to its new place; the global model stays."""
@@ -310,7 +362,9 @@ def test_property_9_same_seed_same_tensors(precision):
     assert_same_training(one, again)
     assert one.accuracy() == again.accuracy()
     assert [row.report for row in one.rows] == [row.report for row in again.rows]
-    assert any(not torch.equal(one.servers[-1][name], other.servers[-1][name]) for name in one.servers[-1])
+    assert any(
+        not torch.equal(one.servers[-1][name], other.servers[-1][name]) for name in one.servers[-1]
+    )
 
 
 def test_property_9_seeds_of_one_run_do_not_touch_each_other():

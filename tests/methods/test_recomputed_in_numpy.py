@@ -1,4 +1,5 @@
-"""A run without any random choice after the split and the initial weights, recomputed with numpy from the formulas."""
+"""A run without any random choice after the split and the initial weights, recomputed with numpy
+from the formulas."""
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ def softmax(z):
 
 
 def loss_and_gradient(w, x, y, scope):
-    """Mean cross-entropy over the classes in scope, and its gradient, of a linear model with weights [C, D + 1]."""
+    """Mean cross-entropy over the classes in scope, and its gradient, of a linear model with
+    weights [C, D + 1]."""
     x1 = np.hstack([x, np.ones((len(x), 1))])
     p = np.zeros((len(x), CLASSES))
     p[:, scope] = softmax((x1 @ w.T)[:, scope])
@@ -57,7 +59,11 @@ def federated(data, initial, method):
                     w = w - LR * GAMMA**r * g
                 own[name] = w
                 sizes.append(len(xd))
-            share = np.array(sizes) / sum(sizes) if method == "fedavg" else np.full(len(here), 1 / len(here))
+            share = (
+                np.array(sizes) / sum(sizes)
+                if method == "fedavg"
+                else np.full(len(here), 1 / len(here))
+            )
             glob = sum(s * own[name] for s, name in zip(share, here, strict=True))
     return glob, own, rule2
 

@@ -1,4 +1,5 @@
-"""What can be proved about the method, checked with numbers; where the printed theorems fail, the tests say so."""
+"""What can be proved about the method, checked with numbers; where the printed theorems fail, the
+tests say so."""
 
 from itertools import pairwise
 
@@ -26,11 +27,12 @@ def descend(w, d, eta):
     return SGD().step({"p": w}, {"p": d}, {}, vector(eta)[0])[0]["p"]
 
 
-# --- fact 1: rule 2 does not lower the loss on the memory ----------------------------------------------------------
+# --- fact 1: rule 2 does not lower the loss on the memory -----------------------------------------
 
 
 def test_rule2_direction_is_orthogonal_to_the_memory_gradient():
-    """Fact 1: the first-order change of the memory loss is zero, so the proof's d = A*gm with A > 0 cannot be."""
+    """Fact 1: the first-order change of the memory loss is zero, so the proof's d = A*gm with A > 0
+    cannot be."""
     generator = torch.Generator().manual_seed(1)
     g, gm = (torch.randn(5000, 12, generator=generator, dtype=torch.float64) for _ in range(2))
     d, violated = directions(g, gm)
@@ -48,11 +50,14 @@ def spd(generator, count, size):
 
 
 def test_rule2_never_lowers_a_quadratic_memory_loss():
-    """Fact 1, against Theorem 1 as printed: each rule-2 step changes the memory loss by exactly +.5*eta^2*d'Hd."""
+    """Fact 1, against Theorem 1 as printed: each rule-2 step changes the memory loss by exactly
+    +.5*eta^2*d'Hd."""
     generator = torch.Generator().manual_seed(2)
     problems, size, eta = 400, 5, 0.05
     current, memory = spd(generator, problems, size), spd(generator, problems, size)
-    a, b, w = (torch.randn(problems, size, generator=generator, dtype=torch.float64) for _ in range(3))
+    a, b, w = (
+        torch.randn(problems, size, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
 
     def times(h, v):
         return (h @ v[..., None])[..., 0]
@@ -70,15 +75,17 @@ def test_rule2_never_lowers_a_quadratic_memory_loss():
         assert (change >= -slack).all()
         assert ((change - exact).abs() <= slack).all()
         steps += int(violated.sum())
-        w = torch.where(violated[:, None], new, w)  # only rule 2 moves: a problem that recovers stays where it is
+        # only rule 2 moves: a problem that recovers stays where it is
+        w = torch.where(violated[:, None], new, w)
     assert steps > 5000
 
 
-# --- fact 2: repeated rule 2 need not make the inner product positive -----------------------------------------------
+# --- fact 2: repeated rule 2 need not make the inner product positive -----------------------------
 
 
 def repeat_rule2(w, current_gradient, eta, steps):
-    """Iterates, directions and inner products with the memory loss .5*||w||^2, until rule 2 stops."""
+    """Iterates, directions and inner products with the memory loss .5*||w||^2, until rule 2
+    stops."""
     path, taken, inner = [w], [], []
     for _ in range(steps):
         g = current_gradient(w)
@@ -93,7 +100,8 @@ def repeat_rule2(w, current_gradient, eta, steps):
 
 
 def test_counter_example_that_never_recovers():
-    """Fact 2, against the printed remark: the iteration stops at a point with a negative inner product."""
+    """Fact 2, against the printed remark: the iteration stops at a point with a negative inner
+    product."""
     target, eta = vector(4.0, 0.0), 0.05
     path, taken, inner = repeat_rule2(vector(0.6, 0.8), lambda w: w - target, eta, 300)
     assert len(taken) == 300  # rule 2 at every step
@@ -102,7 +110,10 @@ def test_counter_example_that_never_recovers():
     losses = [0.5 * float(w @ w) for w in path]
     for step, rise in enumerate((0.0128, 0.0096649, 0.0069839)):
         assert abs(losses[step + 1] - losses[step] - rise) < 5e-8
-        assert abs(losses[step + 1] - losses[step] - 0.5 * eta**2 * float(taken[step] @ taken[step])) < 1e-12
+        assert (
+            abs(losses[step + 1] - losses[step] - 0.5 * eta**2 * float(taken[step] @ taken[step]))
+            < 1e-12
+        )
     assert all(after >= before - 1e-15 for before, after in pairwise(losses))
     torch.testing.assert_close(path[-1], vector(1.043398, 0.0), rtol=0, atol=1e-6)
     assert abs(inner[-1] + 3.084913) < 1e-6
@@ -111,7 +122,8 @@ def test_counter_example_that_never_recovers():
 
 
 def test_example_that_recovers():
-    """Fact 2: with another Hessian the inner product is nonnegative after 5 steps; neither outcome is a rule."""
+    """Fact 2: with another Hessian the inner product is nonnegative after 5 steps; neither outcome
+    is a rule."""
     stretch, target = vector(1.0, 10.0), vector(0.0, 1.0)
     path, _, inner = repeat_rule2(vector(1.0, 0.5), lambda w: stretch * (w - target), 0.05, 100)
     assert abs(inner[0] + 1.5) < 1e-12
@@ -120,7 +132,8 @@ def test_example_that_recovers():
 
 
 def test_isotropic_losses_never_recover():
-    """Fact 2: with current and memory Hessians that are multiples of the identity no violated start recovers."""
+    """Fact 2: with current and memory Hessians that are multiples of the identity no violated start
+    recovers."""
     generator = torch.Generator().manual_seed(4)
     w, a = (torch.randn(1000, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     start = ((w - a) * w).sum(-1) < -1e-3
@@ -132,11 +145,12 @@ def test_isotropic_losses_never_recover():
         w = descend(w, d, 0.1)
 
 
-# --- fact 3: what does hold is the bound for steps along the memory gradient, transient included --------------------
+# --- fact 3: what does hold is the bound for steps along the memory gradient, transient included --
 
 
 def test_sgd_bound_with_its_transient():
-    """Fact 3: the SGD bound holds at every step; the printed "for s >= 2" drops its transient and does not hold."""
+    """Fact 3: the SGD bound holds at every step; the printed "for s >= 2" drops its transient and
+    does not hold."""
     generator = torch.Generator().manual_seed(6)
     h = vector(0.5, 1.0, 1.5, 2.0)
     c, smooth, noise, eta, mu = 0.5, 2.0, 0.3, 0.2, 1.0
@@ -145,7 +159,9 @@ def test_sgd_bound_with_its_transient():
     gaps = []
     for _ in range(steps):
         gaps.append(float((0.5 * w * h * w).sum(-1).mean()))
-        kick = (noise / 4) ** 0.5 * torch.randn(replicas, 4, generator=generator, dtype=torch.float64)
+        kick = (noise / 4) ** 0.5 * torch.randn(
+            replicas, 4, generator=generator, dtype=torch.float64
+        )
         w = w - eta * (h * w + kick)
     gap = vector(*gaps)
 
@@ -165,25 +181,29 @@ def test_sgd_bound_with_its_transient():
     assert gaps[1] > 9 * paper  # Theorem 1 as printed fails here
 
 
-# --- Theorem 2: the averaged personal models have a limit of their own ----------------------------------------------
+# --- Theorem 2: the averaged personal models have a limit of their own ----------------------------
 
 H, A = vector(1.0, 3.0)[:, None], vector(0.0, 4.0)[:, None]
 
 
 def round_of_local_steps(w, steps, lam=1.0, eta=0.1):
-    """Local gradient steps of rule 1 (no memory) from the global model: each client's personal model."""
+    """Local gradient steps of rule 1 (no memory) from the global model: each client's personal
+    model."""
     received = w.expand_as(H)
     personal = received
     for _ in range(steps):
         g = H * (personal - A)
-        d, violated = directions(g, torch.zeros_like(g), personal, received, torch.full((2,), lam, dtype=torch.float64))
+        d, violated = directions(
+            g, torch.zeros_like(g), personal, received, torch.full((2,), lam, dtype=torch.float64)
+        )
         assert not violated.any()
         personal = descend(personal, d, eta)
     return personal
 
 
 def test_exact_local_solves_minimise_the_moreau_envelope():
-    """Theorem 2 as printed does not cover FedMeS: the limit is 2.4, not the average loss's minimiser 3."""
+    """Theorem 2 as printed does not cover FedMeS: the limit is 2.4, not the average loss's
+    minimiser 3."""
     lam = 1.0
     w, errors = torch.zeros(1, dtype=torch.float64), []
     for _ in range(60):
@@ -195,13 +215,16 @@ def test_exact_local_solves_minimise_the_moreau_envelope():
     envelope_gradient = (lam * H / (H + lam) * (w - A)).mean()
     assert abs(float(envelope_gradient)) < 1e-12
     assert abs(float((H * A).sum() / H.sum()) - 3.0) < 1e-12
-    torch.testing.assert_close(vector(*errors[:4]), vector(0.9, 0.3375, 0.126563, 0.047461), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        vector(*errors[:4]), vector(0.9, 0.3375, 0.126563, 0.047461), rtol=0, atol=1e-6
+    )
     ratios = [after / before for before, after in pairwise(errors[:20])]
     assert all(abs(ratio - 0.375) < 1e-6 for ratio in ratios)
 
 
 def test_many_local_steps_of_rule1_solve_the_local_problem():
-    """Theorem 2: rule 1, repeated, is the exact local solve that the envelope's fixed point needs."""
+    """Theorem 2: rule 1, repeated, is the exact local solve that the envelope's fixed point
+    needs."""
     w = torch.zeros(1, dtype=torch.float64)
     for _ in range(22):
         personal = round_of_local_steps(w, 90)
@@ -211,7 +234,8 @@ def test_many_local_steps_of_rule1_solve_the_local_problem():
 
 
 def test_finite_local_steps_end_between_the_two_minimisers():
-    """Theorem 2: with E local steps the fixed points are 3.0, 2.691781 and 2.411084, between 2.4 and 3."""
+    """Theorem 2: with E local steps the fixed points are 3.0, 2.691781 and 2.411084, between 2.4
+    and 3."""
     for steps, rounds, expected in ((1, 80, 3.0), (5, 40, 2.691781), (20, 30, 2.411084)):
         w = torch.zeros(1, dtype=torch.float64)
         for _ in range(rounds):
@@ -220,7 +244,8 @@ def test_finite_local_steps_end_between_the_two_minimisers():
 
 
 def test_ditto_ratio_stays_bounded():
-    """Theorem 2 holds for Ditto proper: personal models converge at the rate of an independent global solver."""
+    """Theorem 2 holds for Ditto proper: personal models converge at the rate of an independent
+    global solver."""
     generator = torch.Generator().manual_seed(7)
     lam, clients, size = 1.5, 4, 3
     h = 0.5 + 1.5 * torch.rand(clients, size, generator=generator, dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Worked numbers of the method (vectors V1 to V5 and V10), and the shared mathematics against torch's own."""
+"""Worked numbers of the method (vectors V1 to V5 and V10), and the shared mathematics against
+torch's own."""
 
 import math
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from fedmes.scenario.stream import Client, Task, assemble
 from fedmes.tensors import mean_of_present
 from helpers.small_vectors import RECEIVED, G, W, close, doubles, one, points
 
-# --- V1: lambda ----------------------------------------------------------------------------------------------------
+# --- V1: lambda -----------------------------------------------------------------------------------
 
 LAMBDA = [
     (0.1, 1.999909, 1.999818),
@@ -53,7 +54,7 @@ def test_v1_loss_of_zero_is_clamped():
     close(coefficient(doubles(0.0), "rescaled"), [2.0])
 
 
-# --- V2: the two rules ---------------------------------------------------------------------------------------------
+# --- V2: the two rules ----------------------------------------------------------------------------
 
 ETA1, ETA2 = 0.1, 0.2
 
@@ -86,7 +87,8 @@ def test_v2_rules(gm, inner, rule, direction, new):
 
 
 def test_v2_rule2_is_orthogonal_and_ignores_the_global_model():
-    """V2: rule 2 gives a direction orthogonal to gm with squared norm 4.2, whatever was received."""
+    """V2: rule 2 gives a direction orthogonal to gm with squared norm 4.2, whatever was
+    received."""
     gm = (-1.0, 0.0, 2.0)
     d, _, _ = corrected_step(gm)
     close(d @ doubles(*gm), 0.0)
@@ -96,7 +98,8 @@ def test_v2_rule2_is_orthogonal_and_ignores_the_global_model():
 
 
 def test_v2_inner_product_runs_over_all_entries():
-    """One inner product for the whole model: neither entry of a model in two parts decides alone."""
+    """One inner product for the whole model: neither entry of a model in two parts decides
+    alone."""
     parts = {"a": doubles(1.0), "b": doubles(1.0, 0.0)}
     gm = {"a": doubles(-3.0), "b": doubles(2.0, 0.0)}
     zero = {"a": doubles(0.0), "b": doubles(0.0, 0.0)}
@@ -116,12 +119,14 @@ def test_v2_in_one_dimension_rule2_stands_still():
 def test_v2_a_vanishing_memory_gradient_constrains_nothing():
     """Below <gm,gm> = 1e-12 rule 1 is used, above it rule 2."""
     for size, expected in ((0.9e-6, False), (1.1e-6, True)):
-        d, violated = correct(one(1.0, 0.0), one(0.0, 0.0), one(1.0, 1.0), one(-size, 0.0), doubles(2.0)[0])
+        d, violated = correct(
+            one(1.0, 0.0), one(0.0, 0.0), one(1.0, 1.0), one(-size, 0.0), doubles(2.0)[0]
+        )
         assert bool(violated) == expected
         close(d["p"], [0.0, 1.0] if expected else [3.0, 1.0])
 
 
-# --- V3: nearest neighbours ----------------------------------------------------------------------------------------
+# --- V3: nearest neighbours -----------------------------------------------------------------------
 
 STORE = doubles(0, 0, 3, 4, 0, 1, 1, 0, 6, 8).reshape(5, 2)
 LABELS = torch.tensor([0, 1, 2, 0, 1])
@@ -131,7 +136,8 @@ ALL = torch.ones(3, dtype=torch.bool)
 
 
 def vote(kernel, k, store=STORE, valid=None, scope=ALL):
-    """Indices of the neighbours, their class shares, and whether anyone voted, for the one query."""
+    """Indices of the neighbours, their class shares, and whether anyone voted, for the one
+    query."""
     valid = torch.ones(len(store), dtype=torch.bool) if valid is None else valid
     far, index = neighbours(QUERY, store, valid, k)
     share, voted = votes(kernel_exponent(far, kernel, QUERY.shape[-1]), LABELS[index], scope)
@@ -142,12 +148,19 @@ def vote(kernel, k, store=STORE, valid=None, scope=ALL):
     ("kernel", "k", "index", "share", "mixture"),
     [
         ("exp_d", 3, [0, 2, 3], (0.788058, 0, 0.211942), (0.444029, 0.35, 0.205971)),
-        ("exp_d", 9, [0, 2, 3, 1, 4], (0.784991, 0.003893, 0.211117), (0.442495, 0.351946, 0.205558)),
+        (
+            "exp_d",
+            9,
+            [0, 2, 3, 1, 4],
+            (0.784991, 0.003893, 0.211117),
+            (0.442495, 0.351946, 0.205558),
+        ),
         ("knnper", 3, [0, 2, 3], (0.725931, 0, 0.274069), (0.412966, 0.35, 0.237034)),
     ],
 )
 def test_v3_votes_and_mixture(kernel, k, index, share, mixture):
-    """V3: every row of the table, theta .5; K' = min(K, |memory|); equal distances: lower index first."""
+    """V3: every row of the table, theta .5; K' = min(K, |memory|); equal distances: lower index
+    first."""
     found, b, voted = vote(kernel, k)
     assert found == index
     assert voted.tolist() == [True]
@@ -180,11 +193,15 @@ def test_v3_far_neighbours_do_not_underflow():
 def test_v3_gaussian_kernel():
     """exp_d2 is exp(-d^2)."""
     weights = np.exp(-np.array([0.0, 1.0, 1.0]))
-    close(vote("exp_d2", 3)[1], [[(weights[0] + weights[2]) / weights.sum(), 0, weights[1] / weights.sum()]])
+    close(
+        vote("exp_d2", 3)[1],
+        [[(weights[0] + weights[2]) / weights.sum(), 0, weights[1] / weights.sum()]],
+    )
 
 
 def test_v3_votes_out_of_scope_are_dropped_and_the_rest_renormalised():
-    """With class 0 out of scope the only vote among the three neighbours is class 2's; without any, theta is 0."""
+    """With class 0 out of scope the only vote among the three neighbours is class 2's; without any,
+    theta is 0."""
     _, b, voted = vote("exp_d", 3, scope=torch.tensor([False, True, True]))
     close(b, [(0.0, 0.0, 1.0)])
     assert voted.tolist() == [True]
@@ -195,7 +212,8 @@ def test_v3_votes_out_of_scope_are_dropped_and_the_rest_renormalised():
 
 
 def test_v3_padding_of_the_store_does_not_vote():
-    """Rows that are not valid are never among those who vote, and nobody votes in an empty store."""
+    """Rows that are not valid are never among those who vote, and nobody votes in an empty
+    store."""
     index, b, _ = vote("exp_d", 3, valid=torch.tensor([False, True, True, True, True]))
     assert index == [2, 3, 1]
     weights = np.exp(-np.array([1.0, 1.0, 5.0]))
@@ -205,7 +223,7 @@ def test_v3_padding_of_the_store_does_not_vote():
     close(b, [(0.0, 0.0, 0.0)])
 
 
-# --- V4: memory ----------------------------------------------------------------------------------------------------
+# --- V4: memory -----------------------------------------------------------------------------------
 
 CONTENTS = [{1: 3}, {1: 3, 2: 3}, {1: 1, 2: 3, 3: 3}, {2: 1, 3: 3, 4: 3}]
 
@@ -225,8 +243,11 @@ def test_v4_fifo():
 
 
 def test_v4_through_a_plan():
-    """V4: the same contents in a client's plan, and during task t the memory of the tasks before it."""
-    tasks = tuple(Task(str(t), (t,), (t,), np.arange(10) + 10 * t, np.array([100 + t])) for t in range(4))
+    """V4: the same contents in a client's plan, and during task t the memory of the tasks before
+    it."""
+    tasks = tuple(
+        Task(str(t), (t,), (t,), np.arange(10) + 10 * t, np.array([100 + t])) for t in range(4)
+    )
     stream = assemble(0, 4, [Client("a", tasks)], rounds=2)
     plan = Plan(stream, 0, 7, Work(epochs=1, batch=5, memory_batch=5, per_task=3))
     assert [counted(plan.task[memory] + 1) for memory in plan.memory_after] == CONTENTS
@@ -235,20 +256,28 @@ def test_v4_through_a_plan():
 
 @pytest.mark.parametrize(
     ("capacity", "tasks", "per_task", "admitted"),
-    [(150, 10, None, 15), (150, 11, None, 13), (150, 40, None, 3), (150, 40, 15, 15), (0, 10, None, 0)],
+    [
+        (150, 10, None, 15),
+        (150, 11, None, 13),
+        (150, 40, None, 3),
+        (150, 40, 15, 15),
+        (0, 10, None, 0),
+    ],
 )
 def test_v4_admitted_per_task(capacity, tasks, per_task, admitted):
     """m^t is an equal share of the memory, unless the user says otherwise."""
     assert admitted_per_task(capacity, tasks, per_task) == admitted
 
 
-# --- V5: aggregation -----------------------------------------------------------------------------------------------
+# --- V5: aggregation ------------------------------------------------------------------------------
 
 UPLOADS = doubles(1, 2, 3, -2, 5, 6).reshape(3, 2)
 EVERYBODY = torch.ones(3, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("weights", "expected"), [((1, 1, 1), (3.0, 2.0)), ((10, 30, 60), (4.0, 3.2))])
+@pytest.mark.parametrize(
+    ("weights", "expected"), [((1, 1, 1), (3.0, 2.0)), ((10, 30, 60), (4.0, 3.2))]
+)
 def test_v5_mean(weights, expected):
     """V5: uniform and weighted."""
     mean = mean_of_present({"w.a": UPLOADS, "w.b": UPLOADS[:, 0]}, EVERYBODY, doubles(*weights))
@@ -258,7 +287,8 @@ def test_v5_mean(weights, expected):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_v5_the_absent_have_no_effect(bad):
-    """What an absent client sent, even NaN, has no effect; the weights of the others are renormalised."""
+    """What an absent client sent, even NaN, has no effect; the weights of the others are
+    renormalised."""
     broken = UPLOADS.clone()
     broken[1] = bad
     present = torch.tensor([True, False, True])
@@ -268,11 +298,12 @@ def test_v5_the_absent_have_no_effect(bad):
     close(mean["w"], (10 * UPLOADS[0] + 60 * UPLOADS[2]) / 70, 1e-12)
 
 
-# --- V10: a whole round --------------------------------------------------------------------------------------------
+# --- V10: a whole round ---------------------------------------------------------------------------
 
 
 class Quadratic(FedMeS):
-    """FedMeS whose loss on a batch is .5*||w - x||^2, averaged over the batch's samples; 0 for an empty one."""
+    """FedMeS whose loss on a batch is .5*||w - x||^2, averaged over the batch's samples; 0 for an
+    empty one."""
 
     def gradient(self, params, batch, key):
         def loss(params):
@@ -283,10 +314,13 @@ class Quadratic(FedMeS):
 
 
 def test_v10_a_whole_round():
-    """V10: two clients, two steps each, from broadcast to average, through the method's own functions."""
-    method = Quadratic(SimpleNamespace(mapped=False), config.load(None, {"method": "fedmes", "optim.name": "sgd"}))
-    me = SimpleNamespace(lr=doubles(0.1)[0], key=torch.tensor(0))
-    bc = method.server(one(0.0, 0.0))
+    """V10: two clients, two steps each, from broadcast to average, through the method's own
+    functions."""
+    method = Quadratic(
+        SimpleNamespace(mapped=False), config.load(None, {"method": "fedmes", "optim.name": "sgd"})
+    )
+    ctx = SimpleNamespace(lr=doubles(0.1)[0], key=torch.tensor(0))
+    broadcast = method.server(one(0.0, 0.0))
     targets = [points((2.0, 0.0)), points((0.0, 2.0))]
     memories = [points(), points((1.0, -1.0))]
     expected = [
@@ -297,33 +331,37 @@ def test_v10_a_whole_round():
     assert method.measure is not None  # lambda is the paper's, from the loss of the received model
     uploads = []
     for k in range(2):
-        st = method.init(one(0.0, 0.0), me)
+        state = method.init(one(0.0, 0.0), ctx)
         loss = method.gradient(one(0.0, 0.0), targets[k], None)[1]
         close(loss, 2.0)
         sums = {"loss": loss, "count": targets[k].mask.sum()}
-        st = st | method.begin_round(st, bc, sums, me)
-        close(st["lambda"], 1.244918662, 1e-9)
+        state = state | method.begin_round(state, broadcast, sums, ctx)
+        close(state["lambda"], 1.244918662, 1e-9)
         for s in range(2):
-            w = {"p": st["w.p"]}
+            w = {"p": state["w.p"]}
             g, gm = (method.gradient(w, batch[k], None)[0]["p"] for batch in (targets, memories))
             close(g @ gm, 0.0 if inner[k] is None else inner[k][s])
-            st = st | method.step(st, bc, targets[k], memories[k], me)
-            close(st["w.p"], expected[k][s])
-        close(method.report(st, bc)["rule2"], float(k), 0.0)  # client 1 always rule 1, client 2 always rule 2
-        close(method.report(st, bc)["lambda"], 1.244918662, 1e-9)
-        uploads.append(method.upload(st, me))
+            state = state | method.step(state, broadcast, targets[k], memories[k], ctx)
+            close(state["w.p"], expected[k][s])
+        # client 1 always rule 1, client 2 always rule 2
+        close(method.report(state, broadcast)["rule2"], float(k), 0.0)
+        close(method.report(state, broadcast)["lambda"], 1.244918662, 1e-9)
+        uploads.append(method.upload(state, ctx))
     assert [sorted(up) for up in uploads] == [["w.p"], ["w.p"]]
     stacked = {"w.p": torch.stack([up["w.p"] for up in uploads])}
-    new = method.aggregate(bc, stacked, torch.ones(2, dtype=torch.bool), doubles(10, 90))
+    new = method.aggregate(broadcast, stacked, torch.ones(2, dtype=torch.bool), doubles(10, 90))
     close(new["w.p"], (0.271115170, 0.085643564))
 
 
-# --- optimizers against torch --------------------------------------------------------------------------------------
+# --- optimizers against torch ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("own", "torchs"), [(Adam, torch.optim.Adam), (SGD, torch.optim.SGD)], ids=["adam", "sgd"])
+@pytest.mark.parametrize(
+    ("own", "torchs"), [(Adam, torch.optim.Adam), (SGD, torch.optim.SGD)], ids=["adam", "sgd"]
+)
 def test_optimizer_matches_torch(own, torchs):
-    """Five steps with given gradients, the rate changing on the way, end where torch's optimizer ends."""
+    """Five steps with given gradients, the rate changing on the way, end where torch's optimizer
+    ends."""
     generator = torch.Generator().manual_seed(3)
 
     def draw():
@@ -349,7 +387,7 @@ def test_optimizer_matches_torch(own, torchs):
             close(params[name], theirs[name].detach())
 
 
-# --- cross-entropy -------------------------------------------------------------------------------------------------
+# --- cross-entropy --------------------------------------------------------------------------------
 
 
 def batch_of_logits(samples=6, classes=5):
@@ -406,7 +444,8 @@ def linear_batch(samples):
 
 @pytest.mark.parametrize("samples", [6, 1])
 def test_padding_changes_neither_loss_nor_gradient(samples):
-    """Samples with mask 0 count neither in the sum nor in the mean's divisor, nor in the gradient."""
+    """Samples with mask 0 count neither in the sum nor in the mean's divisor, nor in the
+    gradient."""
     weight, batch = linear_batch(samples)
     gradient, loss = grad_and_value(linear_loss)(weight, *batch)
     gradient_padded, loss_padded = grad_and_value(linear_loss)(weight, *padded(*batch, extra=3))
@@ -416,7 +455,8 @@ def test_padding_changes_neither_loss_nor_gradient(samples):
 
 
 def test_nothing_but_padding_is_zero_and_not_nan():
-    """A batch of padding alone and a batch of no samples: loss 0, gradient 0; the same when stacked."""
+    """A batch of padding alone and a batch of no samples: loss 0, gradient 0; the same when
+    stacked."""
     weight, batch = linear_batch(0)
     for empty in (batch, padded(*batch, extra=2)):
         gradient, loss = grad_and_value(linear_loss)(weight, *empty)
@@ -424,14 +464,17 @@ def test_nothing_but_padding_is_zero_and_not_nan():
         assert torch.equal(gradient, torch.zeros_like(weight))
     full = linear_batch(2)[1]
     stacked = [torch.stack(pair) for pair in zip(padded(*batch, extra=2), full, strict=True)]
-    gradients, losses = vmap(grad_and_value(linear_loss), in_dims=(None, 0, 0, 0, 0))(weight, *stacked)
+    gradients, losses = vmap(grad_and_value(linear_loss), in_dims=(None, 0, 0, 0, 0))(
+        weight, *stacked
+    )
     assert torch.equal(gradients[0], torch.zeros_like(weight)) and float(losses[0]) == 0
     close(losses[1], linear_loss(weight, *full), 1e-12)
     close(gradients[1], grad_and_value(linear_loss)(weight, *full)[0], 1e-12)
 
 
 def test_an_empty_scope_makes_no_nan():
-    """Padding may have no class in scope at all: its probabilities and its loss are still numbers."""
+    """Padding may have no class in scope at all: its probabilities and its loss are still
+    numbers."""
     logits, y, mask = batch_of_logits()
     nothing = torch.zeros_like(logits, dtype=torch.bool)
     assert torch.isfinite(torch.softmax(scoped(logits, nothing), dim=-1)).all()

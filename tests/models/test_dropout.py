@@ -52,12 +52,17 @@ def test_dropout_drops_at_its_rate_and_scales_the_rest(p):
     assert abs((out == 0).double().mean().item() - p) < 0.004  # about four standard errors
     assert torch.equal(out[out != 0].unique(), torch.tensor([1 / (1 - p)]))
     rows, columns = (out == 0).double().mean(1), (out == 0).double().mean(0)
-    assert max((rows - p).abs().max(), (columns - p).abs().max()) < 0.12  # no row or column is special
+    # no row or column is special
+    assert max((rows - p).abs().max(), (columns - p).abs().max()) < 0.12
 
 
 def test_masks_of_neighbouring_keys_and_layers_are_independent():
-    """Steps have keys that follow each other; agreement of two masks must be that of chance, one half."""
-    masks = [dropped(number=n, shape=(300, 300), salt=s) == 0 for n, s in ((10, 1), (11, 1), (10, 2), (11, 2))]
+    """Steps have keys that follow each other; agreement of two masks must be that of chance, one
+    half."""
+    masks = [
+        dropped(number=n, shape=(300, 300), salt=s) == 0
+        for n, s in ((10, 1), (11, 1), (10, 2), (11, 2))
+    ]
     for i, one in enumerate(masks):
         for other in masks[:i]:
             assert abs((one == other).double().mean().item() - 0.5) < 0.01
@@ -78,15 +83,22 @@ def test_whole_channels_are_dropped_together():
     assert abs(per_channel.mean().item() - 0.5) < 0.06
 
 
-@pytest.mark.parametrize(("kind", "whole"), [(nn.Dropout, False), (nn.Dropout1d, True), (nn.Dropout2d, True)])
+@pytest.mark.parametrize(
+    ("kind", "whole"), [(nn.Dropout, False), (nn.Dropout1d, True), (nn.Dropout2d, True)]
+)
 def test_torchs_dropout_layers_are_replaced(kind, whole):
-    net = Net(own(lambda: nn.Sequential(nn.Linear(5, 6), nn.Sequential(nn.Tanh(), kind(0.25)))), (5,), 3)
+    net = Net(
+        own(lambda: nn.Sequential(nn.Linear(5, 6), nn.Sequential(nn.Tanh(), kind(0.25)))), (5,), 3
+    )
     assert [(d.p, d.whole_channels) for d in net.dropouts] == [(0.25, whole)]
     assert not any(isinstance(m, kind) for m in net.parts.modules())
 
 
 def test_dropout_of_rate_zero_is_left_out():
-    net, x = Net(own(lambda: nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.0))), (5,), 3), samples(2, 5)
+    net, x = (
+        Net(own(lambda: nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.0))), (5,), 3),
+        samples(2, 5),
+    )
     assert net.dropouts == []
     assert torch.equal(net.logits(net.initial, x, key(1)), net.logits(net.initial, x))
 
@@ -97,7 +109,9 @@ def test_one_dropout_layer_used_in_two_places_works():
     net = Net(own(lambda: nn.Sequential(nn.Linear(5, 6), drop, nn.Linear(6, 6), drop)), (5,), 3)
     assert not any(isinstance(m, nn.Dropout) for m in net.parts.modules())
     x = samples(40, 5)
-    assert ((net._call(net.initial, x, ("embedding",), key(1))[0] == 0).double().mean() - 0.5).abs() < 0.12
+    assert (
+        (net._call(net.initial, x, ("embedding",), key(1))[0] == 0).double().mean() - 0.5
+    ).abs() < 0.12
 
 
 def test_hashed_uniforms():
@@ -127,7 +141,10 @@ def test_dropout_under_vmap_equals_the_loop():
 def test_a_network_with_dropout_under_vmap_equals_the_loop():
     net = Net(build("cnn2", (1, 8, 8), 3, width=16, dropout=0.4), (1, 8, 8), 3)
     params = {name: torch.stack([p, 0.7 * p, p]).double() for name, p in net.initial.items()}
-    x, keys = torch.stack([samples(6, 1, 8, 8, seed=s, dtype=torch.float64) for s in (1, 1, 1)]), torch.arange(3)
+    x, keys = (
+        torch.stack([samples(6, 1, 8, 8, seed=s, dtype=torch.float64) for s in (1, 1, 1)]),
+        torch.arange(3),
+    )
     with torch.no_grad():
         together = vmap(net.logits)(params, x, keys)
         apart = [net.logits({n: p[i] for n, p in params.items()}, x[i], keys[i]) for i in range(3)]

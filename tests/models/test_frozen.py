@@ -1,4 +1,5 @@
-"""Parameters with requires_grad=False: not trained, not sent, not stored, and there once for all clients."""
+"""Parameters with requires_grad=False: not trained, not sent, not stored, and there once for all
+clients."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ TINY = {
 
 
 class Backbone(nn.Module):
-    """A frozen first layer with batch normalisation, the same for every seed; a trained second one."""
+    """A frozen first layer with batch normalisation, the same for every seed; a trained second
+    one."""
 
     value = 0.1
 
     def __init__(self, shape, classes):
         super().__init__()
         size = int(np.prod(shape))
-        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(size, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh())
+        self.backbone = nn.Sequential(
+            nn.Flatten(), nn.Linear(size, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh()
+        )
         nn.init.constant_(self.backbone[1].weight, self.value)
         nn.init.zeros_(self.backbone[1].bias)
         self.backbone[2].running_mean += torch.arange(6) / 10
@@ -68,7 +72,9 @@ def frozen_values(method):
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_frozen_stays_and_is_no_state(method, engine):
-    made = prepare(config.load(None, TINY | {"method": method, "engine.name": engine}), {"model": Backbone})
+    made = prepare(
+        config.load(None, TINY | {"method": method, "engine.name": engine}), {"model": Backbone}
+    )
     parts = made.method, made.federations, made.samples
     before = frozen_values(made.method)
     run = LoopEngine(*parts) if engine == "loop" else StackedEngine(*parts, 99, False)
@@ -81,7 +87,8 @@ def test_what_is_frozen_stays_and_is_no_state(method, engine):
     assert set(made.federations[0].initial) == TRAINED == set(made.method.net.initial)
     kept = run.snapshot() | run.server_state(0) | run.predictor(0, 1)
     assert not [name for name in kept if "backbone" in name]
-    assert max(up) <= 2 * 8 * made.method.net.parameter_count  # FedWeIT sends two parts of a weight at most
+    # FedWeIT sends two parts of a weight at most
+    assert max(up) <= 2 * 8 * made.method.net.parameter_count
 
 
 def test_both_engines_agree():
@@ -186,7 +193,9 @@ def test_further_classes_find_the_same_backbone(tmp_path):
         out, model = tmp_path / name, f"{tmp_path}/own.py:{name}"
         fedmes.run(model=model, data=str(first), rounds=1, epochs=1, batch=6, memory=4, out=out)
         if name == "Moved":
-            with pytest.raises(UserError, match="frozen parameters must be the same for every number of classes"):
+            with pytest.raises(
+                UserError, match="frozen parameters must be the same for every number of classes"
+            ):
                 fedmes.extend(out, then, model=model)
             continue
         fedmes.extend(out, then, model=model, out=tmp_path / "more")

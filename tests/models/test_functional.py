@@ -15,7 +15,7 @@ from helpers.small_networks import Own, build, own, samples
 RGB, GREY = (3, 32, 32), (1, 28, 28)
 
 
-# --- built-in networks ---------------------------------------------------------------------------------------------
+# --- built-in networks ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,9 @@ def test_neighbours_can_be_sought_in_the_last_convolution(name, shape, _width, c
 @pytest.mark.parametrize("name", ["cnn2", "cnn6"])
 def test_convolutions_need_images(name):
     for shape in ((64,), (1, 3, 3)):
-        with pytest.raises(UserError, match=f"model {name} needs images of at least .* use --model mlp"):
+        with pytest.raises(
+            UserError, match=f"model {name} needs images of at least .* use --model mlp"
+        ):
             build(name, shape, 5)
 
 
@@ -107,7 +109,10 @@ def test_initial_weights_depend_on_the_seed_alone():
     torch.manual_seed(5)
     first = build("mlp", (6,), 3, seed=11).state_dict()
     torch.randn(17)
-    again, other = build("mlp", (6,), 3, seed=11).state_dict(), build("mlp", (6,), 3, seed=12).state_dict()
+    again, other = (
+        build("mlp", (6,), 3, seed=11).state_dict(),
+        build("mlp", (6,), 3, seed=12).state_dict(),
+    )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
 
@@ -124,7 +129,7 @@ def test_a_factory_that_makes_no_module():
         networks.build(lambda shape, classes: {}, "odd", (4,), 2, 0)
 
 
-# --- pure functions ------------------------------------------------------------------------------------------------
+# --- pure functions -------------------------------------------------------------------------------
 
 
 def test_logits_are_a_function_of_the_parameters_passed_in():
@@ -134,7 +139,9 @@ def test_logits_are_a_function_of_the_parameters_passed_in():
     expected = torch.tanh(x @ (2 * body["body.0.weight"]).T + 2 * body["body.0.bias"])
     expected = expected @ (2 * body["head.weight"]).T + 2 * head
     torch.testing.assert_close(net.logits(doubled, x), expected)
-    torch.testing.assert_close(net.logits(net.initial, x), net.parts.module.head(net.parts.module.features(x)))
+    torch.testing.assert_close(
+        net.logits(net.initial, x), net.parts.module.head(net.parts.module.features(x))
+    )
 
 
 def test_initial_is_a_copy():
@@ -163,7 +170,7 @@ def test_double_precision():
     assert net.logits(params, samples(2, 5, dtype=torch.float64)).dtype == torch.float64
 
 
-# --- the user's own module -----------------------------------------------------------------------------------------
+# --- the user's own module ------------------------------------------------------------------------
 
 
 def test_head_and_features_are_enough():
@@ -190,20 +197,30 @@ def test_an_embedding_of_ones_own_is_used_and_flattened():
 
 BATCH_NORMS = {
     "running statistics": lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)),
-    "no running statistics": lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False)),
+    "no running statistics": lambda: nn.Sequential(
+        nn.Linear(5, 6), nn.BatchNorm1d(6, track_running_stats=False)
+    ),
     "no affine part": lambda: nn.Sequential(
         nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False, track_running_stats=False)
     ),
     "momentum 0": lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, momentum=0.0)),
-    "in a corner": lambda: nn.Sequential(nn.Sequential(nn.Linear(5, 6), nn.Sequential(nn.BatchNorm1d(6), nn.ReLU()))),
+    "in a corner": lambda: nn.Sequential(
+        nn.Sequential(nn.Linear(5, 6), nn.Sequential(nn.BatchNorm1d(6), nn.ReLU()))
+    ),
     "statistics that do not show in the answer": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 5)), nn.Conv1d(1, 3, 4), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()
+        nn.Unflatten(1, (1, 5)),
+        nn.Conv1d(1, 3, 4),
+        nn.InstanceNorm1d(3, track_running_stats=True),
+        nn.Flatten(),
     ),
     "images": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 6, (5, 1)), nn.BatchNorm2d(6), nn.Flatten()
     ),
     "images, no running statistics": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 5, 1)), nn.Conv2d(1, 6, (5, 1)), nn.BatchNorm2d(6, track_running_stats=False), nn.Flatten()
+        nn.Unflatten(1, (1, 5, 1)),
+        nn.Conv2d(1, 6, (5, 1)),
+        nn.BatchNorm2d(6, track_running_stats=False),
+        nn.Flatten(),
     ),
 }
 
@@ -240,7 +257,10 @@ class Tied(nn.Module):
 
 
 WORKING = {
-    "GroupNorm": (lambda: Own(nn.Sequential(nn.Conv2d(1, 6, 4), nn.GroupNorm(2, 6), nn.Flatten())), (1, 4, 4)),
+    "GroupNorm": (
+        lambda: Own(nn.Sequential(nn.Conv2d(1, 6, 4), nn.GroupNorm(2, 6), nn.Flatten())),
+        (1, 4, 4),
+    ),
     "LayerNorm": (lambda: Own(nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.GELU())), (5,)),
     "LSTM": (Recurrent, (1, 3, 4)),
     "tied weights": (Tied, (4,)),
@@ -248,7 +268,8 @@ WORKING = {
 
 
 @pytest.mark.parametrize("case", WORKING)
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch loops over the stack for an LSTM
+# torch loops over the stack for an LSTM
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_other_layers_work_alone_and_stacked(case):
     make, shape = WORKING[case]
     torch.manual_seed(3)
@@ -256,21 +277,33 @@ def test_other_layers_work_alone_and_stacked(case):
     net = Net(module, shape, 3).to(torch.device("cpu"), torch.float64)
     x = torch.stack([samples(4, *shape, seed=s, dtype=torch.float64) for s in (1, 2)])
     two = [{name: scale * p.double() for name, p in net.initial.items()} for scale in (1, 1.5)]
-    own = {name: p.clone().requires_grad_() for name, p in two[0].items()}  # torch chooses kernels by that
+    # torch chooses kernels by that
+    own = {name: p.clone().requires_grad_() for name, p in two[0].items()}
     assert torch.equal(net.logits(own, x[0]), module.head(module.features(x[0])))
 
     stacked = {name: torch.stack([p[name] for p in two]) for name in net.initial}
     slope = grad(lambda params, part: net.logits(params, part).square().sum())
-    together, apart = vmap(slope)(stacked, x), [slope(params, part) for params, part in zip(two, x, strict=True)]
+    together, apart = (
+        vmap(slope)(stacked, x),
+        [slope(params, part) for params, part in zip(two, x, strict=True)],
+    )
     for name, value in together.items():
-        torch.testing.assert_close(value, torch.stack([g[name] for g in apart]), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            value, torch.stack([g[name] for g in apart]), rtol=1e-9, atol=1e-10
+        )
         assert value.abs().max() > 1e-6
 
 
 def test_tied_weights_are_one_parameter():
     torch.manual_seed(3)
     net = Net(Tied(), (4,), 3)
-    assert set(net.initial) == {"first.weight", "first.bias", "second.bias", "head.weight", "head.bias"}
+    assert set(net.initial) == {
+        "first.weight",
+        "first.bias",
+        "second.bias",
+        "head.weight",
+        "head.bias",
+    }
     assert net.parameter_count == 16 + 4 + 4 + 15
     x = samples(2, 4)
     changed = net.initial | {"first.weight": torch.zeros(4, 4)}
@@ -299,12 +332,32 @@ REFUSED = {
     "no features": (lambda: without("features"), (5,), 3, "`features(x)`"),
     "neither": (lambda: nn.Linear(5, 3), (5,), 3, "model Linear"),
     "head of another kind": (odd_head, (5,), 3, "its last nn.Linear"),
-    "too few classes": (own, (5,), 4, "answers with shape (3,) a sample; 4 class scores are needed"),
-    "too many classes": (own, (5,), 2, "answers with shape (3,) a sample; 2 class scores are needed"),
+    "too few classes": (
+        own,
+        (5,),
+        4,
+        "answers with shape (3,) a sample; 4 class scores are needed",
+    ),
+    "too many classes": (
+        own,
+        (5,),
+        2,
+        "answers with shape (3,) a sample; 2 class scores are needed",
+    ),
     "wrong input size": (own, (9,), 3, "model Own cannot take samples of shape (9,)"),
     "images for vectors": (own, (1, 4, 4), 3, "cannot take samples of shape (1, 4, 4)"),
-    "features not flat": (lambda: own(lambda: nn.Linear(5, 6)), (2, 5), 3, "answers with shape (2, 3) a sample"),
-    "features of a wrong width": (lambda: own(lambda: nn.Linear(5, 4)), (5,), 3, "cannot take samples of shape (5,)"),
+    "features not flat": (
+        lambda: own(lambda: nn.Linear(5, 6)),
+        (2, 5),
+        3,
+        "answers with shape (2, 3) a sample",
+    ),
+    "features of a wrong width": (
+        lambda: own(lambda: nn.Linear(5, 4)),
+        (5,),
+        3,
+        "cannot take samples of shape (5,)",
+    ),
 }
 
 

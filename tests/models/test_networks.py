@@ -1,4 +1,5 @@
-"""The networks of the benchmarks: to the last weight, in one pass, stacked and not, under every method."""
+"""The networks of the benchmarks: to the last weight, in one pass, stacked and not, under every
+method."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def tiny(name, classes=5, **options):
     return module, net
 
 
-# --- parameters, spec 6 --------------------------------------------------------------------------------------------
+# --- parameters, spec 6 ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,10 @@ def test_counts_of_blocks():
     convolutions = [count(layer) for layer in cnn6.conv if count(layer)]
     assert convolutions == [896, 9_248, 18_496, 36_928, 73_856, 147_584]
     assert (count(cnn6.conv), count(cnn6.fc), count(cnn6.head)) == (287_008, 2_098_176, 102_500)
-    assert [count(shapes_of("cnn6", RGB, classes).head) for classes in (550, 50)] == [563_750, 51_250]
+    assert [count(shapes_of("cnn6", RGB, classes).head) for classes in (550, 50)] == [
+        563_750,
+        51_250,
+    ]
     cnn2 = shapes_of("cnn2", GREY, 60)
     parts = [count(layer) for layer in (*cnn2.conv, cnn2.fc, cnn2.head)]
     assert [number for number in parts if number] == [832, 51_264, 1_606_144, 30_780]
@@ -85,7 +89,11 @@ def test_counts_of_blocks():
 
 @pytest.mark.parametrize(
     ("options", "body", "head"),
-    [({}, 11_176_512, 51_300), ({"stem": 3}, 11_168_832, 51_300), ({"stem": 3, "width": 20}, 1_093_140, 16_100)],
+    [
+        ({}, 11_176_512, 51_300),
+        ({"stem": 3}, 11_168_832, 51_300),
+        ({"stem": 3, "width": 20}, 1_093_140, 16_100),
+    ],
 )
 def test_counts_of_resnet18s_parts(options, body, head):
     module = shapes_of("resnet18", RGB, 100, **options)
@@ -100,11 +108,14 @@ def test_counts_of_vit():
     w = 192
     around = (48 * w + w) + 64 * w + 2 * w + (100 * w + 100)
     assert count(shapes_of("vit", RGB, 100)) == 6 * (12 * w * w + 13 * w) + around == 2_710_564
-    assert shapes_of("vit", (3, 64, 64), 10).position.shape == (64, w)  # patches of 8 above 40 pixels
+    # patches of 8 above 40 pixels
+    assert shapes_of("vit", (3, 64, 64), 10).position.shape == (64, w)
     assert shapes_of("vit", GREY, 10).position.shape == (49, w)
 
 
-@pytest.mark.parametrize(("width", "groups"), [(64, 32), (20, 4), (96, 32), (32, 16), (12, 4), (8, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("width", "groups"), [(64, 32), (20, 4), (96, 32), (32, 16), (12, 4), (8, 4), (4, 2)]
+)
 def test_groups_are_the_same_at_every_stage(width, groups):
     module = shapes_of("resnet18", SMALL, 3, width=width)
     norms = [layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)]
@@ -113,7 +124,7 @@ def test_groups_are_the_same_at_every_stage(width, groups):
     assert {layer.num_channels for layer in norms} == {width, 2 * width, 4 * width, 8 * width}
 
 
-# --- what they compute ---------------------------------------------------------------------------------------------
+# --- what they compute ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,7 +152,9 @@ def test_shapes(name, shape, options, maps, width):
 
 def normalised(x, groups):
     parts = x.reshape(len(x), groups, -1)
-    parts = (parts - parts.mean(-1, keepdim=True)) / (parts.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    parts = (parts - parts.mean(-1, keepdim=True)) / (
+        parts.var(-1, unbiased=False, keepdim=True) + 1e-5
+    ).sqrt()
     return parts.reshape(x.shape)
 
 
@@ -151,7 +164,9 @@ def test_resnet18_by_hand(stem):
     module, _ = tiny("resnet18", stem=stem)
     weights = iter([p for name, p in module.named_parameters() if p.ndim == 4])
     x = image = samples(3, *SMALL)
-    x = F.relu(normalised(F.conv2d(x, next(weights), stride=2 if stem == 7 else 1, padding=stem // 2), 2))
+    x = F.relu(
+        normalised(F.conv2d(x, next(weights), stride=2 if stem == 7 else 1, padding=stem // 2), 2)
+    )
     if stem == 7:
         x = F.max_pool2d(x, 3, 2, padding=1)
     for stage in range(4):
@@ -171,11 +186,18 @@ def test_vit_by_hand():
     module, _ = tiny("vit")
     image = samples(3, *SMALL)
     kernel = module.patches.weight.reshape(6, 2, 4, 4)
-    x = F.conv2d(image, kernel, module.patches.bias, stride=4).flatten(2).transpose(1, 2) + module.position
+    x = (
+        F.conv2d(image, kernel, module.patches.bias, stride=4).flatten(2).transpose(1, 2)
+        + module.position
+    )
     for block in module.blocks:
         ours = block.attention[1]
         torchs = nn.MultiheadAttention(6, 3, batch_first=True, dtype=torch.float64)
-        torchs.in_proj_weight, torchs.in_proj_bias, torchs.out_proj = ours.qkv.weight, ours.qkv.bias, ours.out
+        torchs.in_proj_weight, torchs.in_proj_bias, torchs.out_proj = (
+            ours.qkv.weight,
+            ours.qkv.bias,
+            ours.out,
+        )
         y = F.layer_norm(x, (6,))
         x = x + torchs(y, y, y)[0]
         hidden = F.gelu(block.mlp[1](F.layer_norm(x, (6,))))
@@ -232,14 +254,19 @@ def test_a_samples_answer_does_not_depend_on_its_neighbours(name):
     x = samples(6, *SMALL)
     others = torch.cat([x[:2], 100 * samples(4, *SMALL, seed=2)])
     together = net.logits(net.initial, x)
-    torch.testing.assert_close(net.logits(net.initial, others)[:2], together[:2], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(net.logits(net.initial, x[3:4]), together[3:4], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        net.logits(net.initial, others)[:2], together[:2], rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(
+        net.logits(net.initial, x[3:4]), together[3:4], rtol=1e-12, atol=1e-12
+    )
     assert list(module.buffers()) == []
 
 
 @BOTH
 def test_gradients_stacked_and_plain(name):
-    """Of one client after the other, by torch's ordinary backward pass, and of a 2x2 stack of clients mapped twice."""
+    """Of one client after the other, by torch's ordinary backward pass, and of a 2x2 stack of
+    clients mapped twice."""
     module, net = tiny(name)
     x, y = samples(4, 3, *SMALL), torch.tensor([[0, 1, 2], [2, 2, 4], [1, 0, 3], [4, 3, 0]])
     clients = [{n: p * (1 + 0.1 * k) for n, p in net.initial.items()} for k in range(4)]
@@ -280,7 +307,7 @@ def test_dropout(name, places):
     assert not torch.allclose(net.logits(net.initial, x, one), net.logits(net.initial, x, two))
 
 
-# --- methods and engines -------------------------------------------------------------------------------------------
+# --- methods and engines --------------------------------------------------------------------------
 
 # Dropout is on, one client has no memory and one a full one.
 QUICK = {
@@ -319,9 +346,13 @@ class Shallow(networks.ViT):
 
 @pytest.mark.parametrize("short", [Short, Shallow])
 def test_a_compiler_sees_one_graph(short):
-    """What of a stacked step depends on the network: both gradients of [seed, client], forwards and backwards."""
+    """What of a stacked step depends on the network: both gradients of [seed, client], forwards and
+    backwards."""
     net = Net(short(SMALL, 5, width=12), SMALL, 5)
-    x, params = samples(8, 3, *SMALL, dtype=torch.float32), {n: torch.stack([p, p]) for n, p in net.initial.items()}
+    x, params = (
+        samples(8, 3, *SMALL, dtype=torch.float32),
+        {n: torch.stack([p, p]) for n, p in net.initial.items()},
+    )
     slope = vmap(grad(lambda params, x: net.logits(params, x).square().sum()), in_dims=(None, 0))
     step = vmap(vmap(slope))
     given = {n: torch.stack([p, 2 * p]) for n, p in params.items()}, x.reshape(2, 2, 2, 3, *SMALL)
@@ -333,8 +364,20 @@ def test_a_compiler_sees_one_graph(short):
 
 def layers(model, shape, **options):
     """What FedWeIT decomposes, with the sizes."""
-    images = {"data.image_size": shape[1], "synthetic.channels": shape[0], "synthetic.train": 12, "synthetic.test": 2}
-    given = {"benchmark": "synthetic", "method": "fedweit", "model": model, "clients": 2, "tasks": 1, "stream.frac": 3}
+    images = {
+        "data.image_size": shape[1],
+        "synthetic.channels": shape[0],
+        "synthetic.train": 12,
+        "synthetic.test": 2,
+    }
+    given = {
+        "benchmark": "synthetic",
+        "method": "fedweit",
+        "model": model,
+        "clients": 2,
+        "tasks": 1,
+        "stream.frac": 3,
+    }
     method = prepare(config.load(None, given | images | options)).method
     return {name: method.net.initial[name].shape for name in method.layers}
 
@@ -362,16 +405,23 @@ def test_fedweit_decomposes_vit():
 
 @pytest.mark.parametrize(("method", "channels"), [("fedmes", 3), ("fedweit", 1)])
 def test_images_in_any_layout(method, channels):
-    """Images lie with their channels last; torch cannot map GroupNorm over what a convolution makes of that."""
-    options = QUICK | NETWORKS["resnet18"] | {"synthetic.channels": channels, "method": method, "tasks": 1}
+    """Images lie with their channels last; torch cannot map GroupNorm over what a convolution makes
+    of that."""
+    options = (
+        QUICK
+        | NETWORKS["resnet18"]
+        | {"synthetic.channels": channels, "method": method, "tasks": 1}
+    )
     assert_equal_runs(prepared_with(options, own={"model": Short}))
 
 
 def test_shortcuts_of_a_task_are_equal_in_both_engines():
-    assert_equal_runs(quick("resnet18", method="fedweit", **{"fedweit.decompose_downsample": False}))
+    assert_equal_runs(
+        quick("resnet18", method="fedweit", **{"fedweit.decompose_downsample": False})
+    )
 
 
-# --- what is refused -----------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -416,8 +466,19 @@ def test_options_are_checked(key, value, message):
 
 
 def test_options_reach_the_network():
-    given = {"benchmark": "synthetic", "clients": 2, "tasks": 1, "model": "resnet18", "model.width": 8, "model.stem": 3}
+    given = {
+        "benchmark": "synthetic",
+        "clients": 2,
+        "tasks": 1,
+        "model": "resnet18",
+        "model.width": 8,
+        "model.stem": 3,
+    }
     module = prepare(config.load(None, given | {"knn.features": "conv"})).method.net.parts.module
-    assert (module.sought, module.conv[0].kernel_size, module.head.in_features) == ("conv", (3, 3), 64)
+    assert (module.sought, module.conv[0].kernel_size, module.head.in_features) == (
+        "conv",
+        (3, 3),
+        64,
+    )
     with pytest.raises(UserError, match="model mlp has no option 'stem'"):
         prepare(config.load(None, given | {"model": "mlp"}))

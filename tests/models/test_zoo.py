@@ -1,4 +1,5 @@
-"""A zoo of ordinary modules: whatever PyTorch's users write in `features` trains with every method in every engine."""
+"""A zoo of ordinary modules: whatever PyTorch's users write in `features` trains with every method
+in every engine."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ class Branches(Conv):
 
 
 class Straight(torch.autograd.Function):
-    """Signs forward, and a gradient as if they were not there; in the style that torch.func cannot map."""
+    """Signs forward, and a gradient as if they were not there; in the style that torch.func cannot
+    map."""
 
     @staticmethod
     def forward(ctx, x):
@@ -188,7 +190,8 @@ IMAGES = {
 }
 CASES = [(name, channels) for name in IMAGES for channels in (1, 3)] + [("tokens", 0)]
 CHOSEN = ("fedavg", "fedweit", "fedmes", "fedmes-plus", "local-er")
-MEMORY = {1: 3, 3: 12, 0: 12}  # by channels: below and above the batch; in the first task it is empty
+# by channels: below and above the batch; in the first task it is empty
+MEMORY = {1: 3, 3: 12, 0: 12}
 BATCH = 4
 
 
@@ -196,7 +199,13 @@ BATCH = 4
 def tables(tmp_path_factory):
     """By number of channels (0: token ids), two clients with two tasks of two classes."""
     folder, rng = tmp_path_factory.mktemp("zoo"), np.random.default_rng(0)
-    rows = [(c, t, 2 * t + k, s) for c in (0, 1) for t in (0, 1) for k in (0, 1) for s in (0, 0, 0, 0, 0, 1, 1)]
+    rows = [
+        (c, t, 2 * t + k, s)
+        for c in (0, 1)
+        for t in (0, 1)
+        for k in (0, 1)
+        for s in (0, 0, 0, 0, 0, 1, 1)
+    ]
     client, task, y, split = (np.array(column) for column in zip(*rows, strict=True))
     found = {0: rng.integers(0, WORDS, (len(y), 5))}
     for channels in (1, 3):
@@ -219,13 +228,22 @@ def prepared(tables, name, channels, method, engine, **options):
 def driven(made):
     """The engine after all rounds, and the scores it gave."""
     parts = made.method, made.federations, made.samples
-    engine = LoopEngine(*parts) if made.config.engine.name == "loop" else StackedEngine(*parts, 99, False)
-    scores = [engine.evaluate(g) for g in range(len(made.federations[0].stream.position)) if engine.round(g)]
+    engine = (
+        LoopEngine(*parts)
+        if made.config.engine.name == "loop"
+        else StackedEngine(*parts, 99, False)
+    )
+    scores = [
+        engine.evaluate(g)
+        for g in range(len(made.federations[0].stream.position))
+        if engine.round(g)
+    ]
     return engine, [score for row in scores for score in row]
 
 
 @pytest.mark.parametrize(("name", "channels"), CASES)
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of layers that it maps one by one
+# torch's, of layers that it maps one by one
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_any_module_trains_with_any_method_and_the_same_in_both_engines(tables, name, channels):
     for method in CHOSEN:
         made = prepared(tables, name, channels, method, "loop")
@@ -233,9 +251,10 @@ def test_any_module_trains_with_any_method_and_the_same_in_both_engines(tables, 
         start = made.federations[0].initial
         assert len(scores) == 4
         for k in (0, 1):
-            ready = pick(loop.predictor(0, k), "w")
-            assert all(torch.isfinite(t).all() for t in ready.values())
-            last = {n: t if t.shape == start[n].shape else t[-1] for n, t in ready.items()}  # FedWeIT: one a task
+            predictor = pick(loop.predictor(0, k), "w")
+            assert all(torch.isfinite(t).all() for t in predictor.values())
+            # FedWeIT: one a task
+            last = {n: t if t.shape == start[n].shape else t[-1] for n, t in predictor.items()}
             assert all(not torch.equal(t, start[n].to(t)) for n, t in last.items())
         if not made.method.net.stackable():
             continue
@@ -253,7 +272,9 @@ def test_its_gradient_is_that_of_plain_pytorch(tables, name, channels):
     made = prepared(tables, name, channels, "fedavg", "loop")
     method, net = made.method, made.method.net
     params = {n: p.double() for n, p in made.federations[0].initial.items()}
-    batch = next(LoopEngine(method, made.federations, made.samples).sites[0][0].chunks(np.arange(BATCH), 0))
+    batch = next(
+        LoopEngine(method, made.federations, made.samples).sites[0][0].chunks(np.arange(BATCH), 0)
+    )
     g, loss = method.gradient(params, batch, torch.tensor(7))
 
     module = net.parts.module.train()  # the user's own, with initial weights
@@ -300,31 +321,48 @@ class Strict(nn.Module):
 def test_the_loop_calls_a_module_as_a_user_would(tables, method, channels):
     Strict.seen = set()
     driven(prepared(tables, Strict, channels, method, "loop"))
-    assert {(True, BATCH), (False, 4)} <= Strict.seen  # batches of training, the test samples of a task
+    # batches of training, the test samples of a task
+    assert {(True, BATCH), (False, 4)} <= Strict.seen
     driven(prepared(tables, Strict, channels, method, "loop", memory=0))
 
 
 def test_token_ids_stay_whole_from_the_file_to_the_prediction(tables, tmp_path):
-    options = {"rounds": 1, "epochs": 2, "batch": 4, "memory": 6, "out": tmp_path / "run", "data": str(tables[0])}
+    options = {
+        "rounds": 1,
+        "epochs": 2,
+        "batch": 4,
+        "memory": 6,
+        "out": tmp_path / "run",
+        "data": str(tables[0]),
+    }
     result = fedmes.run(model=Tokens, **options)
     with np.load(tables[0]) as file:
         arrays = dict(file)
     client = fedmes.load_client(tmp_path / "run/seed0/client1", model=Tokens)
     mine = (arrays["client"] == 1) & (arrays["task"] == 1) & (arrays["split"] == 1)
     said = client.predict(arrays["x"][mine].astype(np.int32), task=1)
-    assert (np.array(said.labels) == arrays["y"][mine].astype(str)).mean() == result.accuracy["acc_masked"][0, 1, 1, 1]
-    with pytest.raises(UserError, match="samples have type float64; this client has learned from int64"):
+    assert (np.array(said.labels) == arrays["y"][mine].astype(str)).mean() == result.accuracy[
+        "acc_masked"
+    ][0, 1, 1, 1]
+    with pytest.raises(
+        UserError, match="samples have type float64; this client has learned from int64"
+    ):
         client.predict(arrays["x"][mine] / 2)
     with np.load(tmp_path / "run/seed0/client1/memory.npz") as stored:
         assert stored["x"].dtype == np.int64
 
 
 def test_whole_numbers_are_for_models_that_take_them(tables):
-    with pytest.raises(UserError, match="model MLP cannot take whole numbers, such as token ids, in samples of shape"):
+    with pytest.raises(
+        UserError,
+        match="model MLP cannot take whole numbers, such as token ids, in samples of shape",
+    ):
         prepared(tables, MODELS["mlp"], 0, "fedmes", "loop")
 
 
-@pytest.mark.parametrize("name", ["GRU", "branches on values", "own gradient", "knows that it trains"])
+@pytest.mark.parametrize(
+    "name", ["GRU", "branches on values", "own gradient", "knows that it trains"]
+)
 def test_what_cannot_be_stacked_runs_in_the_loop(tables, name):
     assert prepared(tables, name, 1, "fedmes", "auto", model="mlp").config.engine.name == "loop"
     with pytest.raises(UserError, match=r"cannot be stacked .* use --engine loop") as error:
@@ -366,7 +404,9 @@ class Sums(Conv):
         return (x - x.mean(0)).flatten(1)
 
 
-@pytest.mark.parametrize(("make", "says"), [(AlonesFail, "cannot take"), (Sums, "uses batch statistics")])
+@pytest.mark.parametrize(
+    ("make", "says"), [(AlonesFail, "cannot take"), (Sums, "uses batch statistics")]
+)
 def test_what_would_fail_later_is_refused_before_the_start(tables, make, says):
     with pytest.raises(UserError, match=says):
         prepared(tables, make, 1, "fedavg", "loop")

@@ -33,7 +33,14 @@ def simulate(name, directory, seed, x, y, fitted=None, held_back=None):
     """What a run in this directory must come to."""
     kind = METHODS[name]
     scenario = Scenario(
-        directory, seed, x, y, fitted=fitted, walks_all=kind.walks_all, keeps=kind.keeps, held_back=held_back
+        directory,
+        seed,
+        x,
+        y,
+        fitted=fitted,
+        walks_all=kind.walks_all,
+        keeps=kind.keeps,
+        held_back=held_back,
     )
     initial = load_file(directory / f"seed{seed}" / "initial.safetensors")
     method = kind(scenario, {name: t.double() for name, t in initial.items()})
@@ -48,21 +55,29 @@ def simulate(name, directory, seed, x, y, fitted=None, held_back=None):
                 method.end_task(client, method.states[client.column], position)
                 for table, row in scores(method, scenario, client, position).items():
                     shape = (len(scenario.clients), tasks, tasks)
-                    accuracy.setdefault(table, np.full(shape, math.nan))[client.column, position, : len(row)] = row
-        ends = [max(client.learned(len(client.tasks) - 1), default=0) for client in scenario.clients]
+                    accuracy.setdefault(table, np.full(shape, math.nan))[
+                        client.column, position, : len(row)
+                    ] = row
+        ends = [
+            max(client.learned(len(client.tasks) - 1), default=0) for client in scenario.clients
+        ]
         people = list(zip(scenario.clients, ends, strict=True))
         return Outcome(
             accuracy,
             method.server,
             [method.model(client) for client in scenario.clients],
             [scenario.y[client.memory[end][1]].tolist() for client, end in people],
-            [method.theta(client, end) if isinstance(method, methods.Voting) else None for client, end in people],
+            [
+                method.theta(client, end) if isinstance(method, methods.Voting) else None
+                for client, end in people
+            ],
             losses,
         )
 
 
 def one_round(method, scenario, g):
-    """Everybody with a part in it trains what it received; then the server takes the average of what came back."""
+    """Everybody with a part in it trains what it received; then the server takes the average of
+    what came back."""
     arrived, losses = [], []
     for client in scenario.clients:
         if (work := client.work(g)) is not None:
@@ -76,12 +91,16 @@ def one_round(method, scenario, g):
 
 
 def scores(method, scenario, client, position):
-    """The accuracy on each task so far, without being told the task and being told; NaN: never met."""
+    """The accuracy on each task so far, without being told the task and being told; NaN: never
+    met."""
     rows = {}
     for task in client.learned(position):
         test = client.tasks[task]["test"]
         told = client.own(task) if scenario.config["eval"]["told"] == "own" else client.block(task)
-        for score, scope, known in (("acc", client.seen(position), None), ("acc_masked", told, task)):
+        for score, scope, known in (
+            ("acc", client.seen(position), None),
+            ("acc_masked", told, task),
+        ):
             for kind, p in method.probabilities(client, position, test, scope, known).items():
                 right = int((p.argmax(-1) == scenario.y[test]).sum())
                 rows.setdefault(score + kind, [math.nan] * (position + 1))[task] = right / len(test)

@@ -1,4 +1,5 @@
-"""FedWeIT: theta = B s(m) + A + sum_j alpha_j KB_j, layer by layer; B is shared, the rest is a task's own."""
+"""FedWeIT: theta = B s(m) + A + sum_j alpha_j KB_j, layer by layer; B is shared, the rest is a
+task's own."""
 
 import math
 from types import SimpleNamespace
@@ -15,8 +16,11 @@ class FedWeIT(FedAvg):
 
     def __init__(self, scenario, initial):
         self.initial = initial
-        self.layers = [name for name, t in initial.items() if t.ndim > 1 and not name.startswith("head.")]
-        self.delivered = [[] for _ in scenario.clients]  # each client's adaptive parts, of task after task
+        self.layers = [
+            name for name, t in initial.items() if t.ndim > 1 and not name.startswith("head.")
+        ]
+        # each client's adaptive parts, of task after task
+        self.delivered = [[] for _ in scenario.clients]
         super().__init__(scenario, initial)
 
     @property
@@ -31,7 +35,7 @@ class FedWeIT(FedAvg):
         state.tasks = {}  # by position: mask, part, what others gave, and the plain parameters
         state.done = []
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def begin_task(self, client, state, work):
         start = work.steps[0].key
@@ -44,11 +48,13 @@ class FedWeIT(FedAvg):
             task.A[name] = self.initial[name] / 3
         task.own = {name: t for name, t in self.initial.items() if name not in self.layers}
         state.tasks[work.position] = task
-        # What earlier tasks must not drift from: their weights under the base as it is before the server's arrives.
+        # What earlier tasks must not drift from: their weights under the base as it is before the
+        # server's arrives.
         state.anchors = {p: self.composed(state.base, state.tasks[p]) for p in state.done}
 
     def knowledge(self, name):
-        """What clients have delivered: of their previous task or of all, in the order (task, client)."""
+        """What clients have delivered: of their previous task or of all, in the order (task,
+        client)."""
         nothing = torch.zeros_like(self.initial[name])
         if self.weit.kb == "previous":
             return [parts[-1][name] if parts else nothing for parts in self.delivered]
@@ -59,15 +65,21 @@ class FedWeIT(FedAvg):
         ]
 
     def composed(self, base, task):
-        return {name: base[name] * channels(torch.sigmoid(task.m[name]), base[name]) + task.A[name] for name in base}
+        return {
+            name: base[name] * channels(torch.sigmoid(task.m[name]), base[name]) + task.A[name]
+            for name in base
+        }
 
     def begin_round(self, client, state, work):
         state.base = {name: taken_over(state.base[name], self.server[name]) for name in self.layers}
         state.optimizer = OPTIMIZERS[self.config["optim"]["name"]]()
 
     def step(self, client, state, work, step):
-        """What is trained is one dictionary: the base, entries of this task and, retroactively, of earlier ones."""
-        trained = put("B", state.base) | self.entries(state.tasks[work.position], work.position, "m A own")
+        """What is trained is one dictionary: the base, entries of this task and, retroactively, of
+        earlier ones."""
+        trained = put("B", state.base) | self.entries(
+            state.tasks[work.position], work.position, "m A own"
+        )
         if state.done:
             trained |= self.entries(state.tasks[work.position], work.position, "alpha")
         if self.weit.retroactive:
@@ -76,7 +88,10 @@ class FedWeIT(FedAvg):
         parts = {}
 
         def loss(w):
-            base, tasks = pick(w, "B"), {p: self.overlaid(task, w, p) for p, task in state.tasks.items()}
+            base, tasks = (
+                pick(w, "B"),
+                {p: self.overlaid(task, w, p) for p, task in state.tasks.items()},
+            )
             theta = self.weights(base, tasks[work.position]) | tasks[work.position].own
             logits = self.network.logits(theta, self.scenario.x[step.batch], step.key)
             block = client.block(work.position).expand(len(step.batch), -1)
@@ -92,7 +107,11 @@ class FedWeIT(FedAvg):
         return float(parts["ce"].detach())
 
     def entries(self, task, p, kinds):
-        return {name: t for kind in kinds.split() for name, t in put(f"{p}.{kind}", getattr(task, kind)).items()}
+        return {
+            name: t
+            for kind in kinds.split()
+            for name, t in put(f"{p}.{kind}", getattr(task, kind)).items()
+        }
 
     def overlaid(self, task, w, p):
         """The task with those of its entries that are trained."""
@@ -102,30 +121,43 @@ class FedWeIT(FedAvg):
         return new
 
     def weights(self, base, task):
-        return {name: t + self.from_others(task, name) for name, t in self.composed(base, task).items()}
+        return {
+            name: t + self.from_others(task, name) for name, t in self.composed(base, task).items()
+        }
 
     def from_others(self, task, name):
-        return sum(share * part for share, part in zip(task.alpha[name], self.knowledge(name), strict=True))
+        return sum(
+            share * part for share, part in zip(task.alpha[name], self.knowledge(name), strict=True)
+        )
 
     def penalty(self, base, tasks, position, state):
         weit, now = self.weit, tasks[position]
         total = 0
         for name in self.layers:
-            total = total + weit.wd * (l2(now.A[name]) + l2(now.m[name])) + weit.l1 * now.A[name].abs().sum()
+            total = (
+                total
+                + weit.wd * (l2(now.A[name]) + l2(now.m[name]))
+                + weit.l1 * now.A[name].abs().sum()
+            )
             if not state.done:
                 total = total + weit.wd * l2(base[name])
         for p in state.done:
             for name, theta in self.composed(base, tasks[p]).items():
-                total = total + weit.l2 * l2(theta - state.anchors[p][name]) + weit.l1 * tasks[p].A[name].abs().sum()
+                total = (
+                    total
+                    + weit.l2 * l2(theta - state.anchors[p][name])
+                    + weit.l1 * tasks[p].A[name].abs().sum()
+                )
         return total
 
     def end_task(self, client, state, position):
         state.done.append(position)
 
-    # --- the server --------------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------
 
     def upload(self, client, work):
-        """The base's channels that the mask weighs most; with a task's last round, its part without what is small."""
+        """The base's channels that the mask weighs most; with a task's last round, its part without
+        what is small."""
         state = self.states[client.column]
         task, sent = state.tasks[work.position], {}
         for name in self.layers:
@@ -147,7 +179,7 @@ class FedWeIT(FedAvg):
             if part is not None:
                 self.delivered[client.column].append(part)
 
-    # --- prediction --------------------------------------------------------------------------------------------------
+    # --- prediction -------------------------------------------------------------------------------
 
     def model(self, client):
         """The weights of each task, one below the other; NaN where nothing can depend on them."""
@@ -157,7 +189,9 @@ class FedWeIT(FedAvg):
             base = {name: taken_over(base[name], self.server[name]) for name in self.layers}
         for p in range(self.config["tasks"]):
             if p not in state.done:
-                every.append({name: torch.full_like(t, math.nan) for name, t in self.initial.items()})
+                every.append(
+                    {name: torch.full_like(t, math.nan) for name, t in self.initial.items()}
+                )
                 continue
             task = SimpleNamespace(**vars(state.tasks[p]))
             task.A = {name: self.pruned(a) for name, a in task.A.items()}
@@ -173,7 +207,8 @@ class FedWeIT(FedAvg):
 
         def of(p, among):
             return log_softmax(
-                self.network.logits({n: t[p] for n, t in model.items()}, self.scenario.x[rows]), among
+                self.network.logits({n: t[p] for n, t in model.items()}, self.scenario.x[rows]),
+                among,
             ).exp()
 
         if task is not None:
@@ -207,4 +242,8 @@ def put(part, entries):
 
 
 def pick(entries, part):
-    return {name.removeprefix(f"{part}."): t for name, t in entries.items() if name.startswith(f"{part}.")}
+    return {
+        name.removeprefix(f"{part}."): t
+        for name, t in entries.items()
+        if name.startswith(f"{part}.")
+    }

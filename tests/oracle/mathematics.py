@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from oracle.scenario import hashed
 
-# --- networks: functions of a dictionary of weights -----------------------------------------------------------------
+# --- networks: functions of a dictionary of weights -----------------------------------------------
 
 
 class Network:
@@ -30,7 +30,9 @@ class Network:
             return F.relu(F.linear(h, w[f"{name}.weight"], w[f"{name}.bias"]))
 
         def maps(name, h):
-            return F.max_pool2d(F.relu(F.conv2d(h, w[f"{name}.weight"], w[f"{name}.bias"], padding=2)), 2)
+            return F.max_pool2d(
+                F.relu(F.conv2d(h, w[f"{name}.weight"], w[f"{name}.bias"], padding=2)), 2
+            )
 
         if self.name == "linear":
             h = x.flatten(1)
@@ -51,7 +53,7 @@ class Network:
         return h * (hashed(key + (place << 32), *h.shape) >= self.rate) / (1 - self.rate)
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
+# --- losses ---------------------------------------------------------------------------------------
 
 
 def log_softmax(logits, scope):
@@ -67,14 +69,15 @@ def cross_entropy(logits, y, scope):
 
 
 def distillation(teacher, student, scope, temperature):
-    """Cross-entropy against the teacher's softmax, both at a temperature and over the classes in scope."""
+    """Cross-entropy against the teacher's softmax, both at a temperature and over the classes in
+    scope."""
     if not scope.any():
         return student.sum() * 0
     teacher, student = teacher[:, scope] / temperature, student[:, scope] / temperature
     return -(teacher.softmax(-1) * student.log_softmax(-1)).sum(-1).mean()
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
 def gradient(loss, w):
@@ -83,7 +86,9 @@ def gradient(loss, w):
     value = loss(leaves)
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), found, strict=True)
-    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}, float(value.detach())
+    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}, float(
+        value.detach()
+    )
 
 
 def flat(w):
@@ -125,11 +130,12 @@ class Adam:
 OPTIMIZERS = {"sgd": SGD, "adam": Adam}
 
 
-# --- the memory's vote ------------------------------------------------------------------------------------------------
+# --- the memory's vote ----------------------------------------------------------------------------
 
 
 def vote(query, store, labels, scope, k, kernel):
-    """The class shares of one sample's k nearest, those out of scope left out; None: nobody is left."""
+    """The class shares of one sample's k nearest, those out of scope left out; None: nobody is
+    left."""
     distances = [float(((z - query) ** 2).sum().sqrt()) for z in store]
     nearest = sorted(range(len(store)), key=lambda i: (distances[i], i))[:k]
     exponent = {

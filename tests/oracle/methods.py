@@ -20,7 +20,8 @@ from oracle.scenario import hashed
 
 
 class FedAvg:
-    """Each round: the received model, some epochs of it, the average by samples; which is what predicts."""
+    """Each round: the received model, some epochs of it, the average by samples; which is what
+    predicts."""
 
     weighted = True  # by samples, or everybody alike
     judged = "global"
@@ -46,7 +47,7 @@ class FedAvg:
         """The part of a model that leaves a client."""
         return dict(w)
 
-    # --- training ----------------------------------------------------------------------------------------------------
+    # --- training ---------------------------------------------------------------------------------
 
     def train(self, client, work):
         """A client's part in a round; its mean loss."""
@@ -86,7 +87,7 @@ class FedAvg:
     def end_task(self, client, state, position):
         pass
 
-    # --- the server --------------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------
 
     def upload(self, client, work):
         return self.shared(self.states[client.column].w)
@@ -96,7 +97,7 @@ class FedAvg:
         weights = [samples if self.weighted else 1 for _, _, samples in arrived]
         self.server = mean([upload for _, upload, _ in arrived], weights)
 
-    # --- prediction --------------------------------------------------------------------------------------------------
+    # --- prediction -------------------------------------------------------------------------------
 
     def model(self, client):
         """The weights that predict."""
@@ -104,8 +105,13 @@ class FedAvg:
         return state.w | self.server if self.judged == "global" else state.w
 
     def probabilities(self, client, position, rows, scope, task):
-        """By kind of prediction, class probabilities [B, C] in the scope. `task`: that was told, or None."""
-        return {"": log_softmax(self.network.logits(self.model(client), self.scenario.x[rows]), scope).exp()}
+        """By kind of prediction, class probabilities [B, C] in the scope. `task`: that was told, or
+        None."""
+        return {
+            "": log_softmax(
+                self.network.logits(self.model(client), self.scenario.x[rows]), scope
+            ).exp()
+        }
 
 
 class FedProx(FedAvg):
@@ -141,7 +147,8 @@ class Ditto(FedAvg):
 
 
 class FedRep(FedAvg):
-    """The body is averaged, the head stays; the head is trained in the first epochs, then the body."""
+    """The body is averaged, the head stays; the head is trained in the first epochs, then the
+    body."""
 
     weighted = False
 
@@ -208,7 +215,8 @@ class Voting(FedAvg):
         return torch.stack([h if b is None else theta * b + (1 - theta) * h for h, b in pairs])
 
     def theta(self, client, position):
-        """As given; tuned: the best of 0, 0.1, ..., 1 on what was kept back, of equally good ones the most even."""
+        """As given; tuned: the best of 0, 0.1, ..., 1 on what was kept back, of equally good ones
+        the most even."""
         if self.config["knn"]["theta"] != "tuned":
             return self.config["knn"]["theta"]
         rows = [row for p in client.learned(position) for row in client.kept_back(p)]
@@ -222,7 +230,8 @@ class Voting(FedAvg):
 
 
 class FedMeS(Voting, FedAGEM):
-    """A-GEM's correction; where it has nothing to say, a pull towards the received model. The memory votes."""
+    """A-GEM's correction; where it has nothing to say, a pull towards the received model. The
+    memory votes."""
 
     weighted = False
     judged = "personal"
@@ -236,7 +245,9 @@ class FedMeS(Voting, FedAGEM):
         rule = getattr(options, "lambda")
         if isinstance(rule, str):
             loss = max(float(self.ce(client, self.server, work.position, work.samples)), 1e-6)
-            rule = 2 / (1 + math.exp(-1 / loss)) if rule == "paper" else 2 * math.tanh(1 / (2 * loss))
+            rule = (
+                2 / (1 + math.exp(-1 / loss)) if rule == "paper" else 2 * math.tanh(1 / (2 * loss))
+            )
         state.pull = rule
 
     def direction(self, client, state, work, step):
@@ -259,7 +270,8 @@ class KNNPer(Voting):
 
 
 class FedMeSPlus(FedAvg):
-    """The memory replayed in one balanced softmax, and the model received as the task began as a teacher."""
+    """The memory replayed in one balanced softmax, and the model received as the task began as a
+    teacher."""
 
     weighted = False
     judged = "halfway"
@@ -277,7 +289,8 @@ class FedMeSPlus(FedAvg):
     def direction(self, client, state, work, step):
         options, current = self.options("fedmesplus"), client.own(work.position)
         earlier = int((client.seen(work.position) & ~current).sum())
-        # Half of what a step sees is shared by the task's classes, half by the earlier ones; all others count as these.
+        # Half of what a step sees is shared by the task's classes, half by the earlier ones; all
+        # others count as these.
         frequency = torch.full((self.scenario.classes,), 0.5 / max(1, earlier), dtype=torch.float64)
         frequency[current] = 0.5 / int(current.sum())
         prior = options.balance * frequency.log()
@@ -288,9 +301,15 @@ class FedMeSPlus(FedAvg):
         def loss(w):
             now, then = self.network.logits(w, batch, step.key), self.network.logits(w, memory)
             return (
-                cross_entropy(now + prior, self.scenario.y[step.batch], client.trained_among(work.position, step.batch))
+                cross_entropy(
+                    now + prior,
+                    self.scenario.y[step.batch],
+                    client.trained_among(work.position, step.batch),
+                )
                 + cross_entropy(
-                    then + prior, self.scenario.y[step.memory], client.trained_among(work.position, step.memory)
+                    then + prior,
+                    self.scenario.y[step.memory],
+                    client.trained_among(work.position, step.memory),
                 )
                 + options.teach * distillation(taught, now, state.known, 2.0)
             )
@@ -326,7 +345,10 @@ class FLwF(FedAvg):
     """The client's own model at the end of its task before teaches the classes known then."""
 
     def join(self, state, initial):
-        state.past, state.known = dict(initial), torch.zeros(self.scenario.classes, dtype=torch.bool)
+        state.past, state.known = (
+            dict(initial),
+            torch.zeros(self.scenario.classes, dtype=torch.bool),
+        )
 
     def end_task(self, client, state, position):
         state.past, state.known = state.w, client.seen(position)
@@ -343,7 +365,9 @@ class FLwF(FedAvg):
 
     def loss(self, client, state, work, logits, x, ce):
         options = self.options("flwf")
-        return ce + options.alpha * distillation(self.network.logits(state.past, x), logits, state.known, options.temp)
+        return ce + options.alpha * distillation(
+            self.network.logits(state.past, x), logits, state.known, options.temp
+        )
 
 
 class FLwF2T(FLwF):

@@ -1,4 +1,5 @@
-"""What a run is given: who has which samples of which task and when, and what is drawn at random. No mathematics."""
+"""What a run is given: who has which samples of which task and when, and what is drawn at random.
+No mathematics."""
 
 import json
 import tomllib
@@ -36,9 +37,11 @@ class Work:
 class Scenario:
     """One seed of a run, read from its directory."""
 
-    def __init__(self, directory, seed, x, y, *, fitted=None, walks_all=False, keeps=True, held_back=None):
-        """`fitted`: the rows whose statistics normalise pixels; left out: what clients train on at first.
-        `walks_all`: an epoch walks all tasks so far. `keeps`: clients have a memory.
+    def __init__(
+        self, directory, seed, x, y, *, fitted=None, walks_all=False, keeps=True, held_back=None
+    ):
+        """`fitted`: the rows whose statistics normalise pixels; left out: what clients train on at
+        first. `walks_all`: an epoch walks all tasks so far. `keeps`: clients have a memory.
         `held_back`: of each client and task, the rows that are not trained on."""
         self.config = tomllib.loads((directory / "config.toml").read_text())
         split = json.loads((directory / f"seed{seed}" / "split.json").read_text())
@@ -48,7 +51,9 @@ class Scenario:
         self.walks_all, self.keeps, self.held_back = walks_all, keeps, held_back
         self.clients = [Client(self, k, about) for k, about in enumerate(split["clients"])]
         if fitted is None:
-            fitted = sorted({row for client in self.clients for row in client.rows_known_at_first()})
+            fitted = sorted(
+                {row for client in self.clients for row in client.rows_known_at_first()}
+            )
         self.x = normalised(np.asarray(x), fitted)
 
     def mask(self, classes):
@@ -65,14 +70,22 @@ class Client:
     """One client's tasks, batches and memory, as drawn."""
 
     def __init__(self, scenario, column, about):
-        self.scenario, self.column, self.name, self.tasks = scenario, column, about["name"], about["tasks"]
+        self.scenario, self.column, self.name, self.tasks = (
+            scenario,
+            column,
+            about["name"],
+            about["tasks"],
+        )
         self.task_of = {row: p for p, task in enumerate(self.tasks) for row in task["train"]}
         column = scenario.position[:, column]
-        self.rounds_at = [np.flatnonzero(column == p).tolist() for p in range(len(self.tasks))]  # this task is on
-        self.attended = [[g for g in rounds if scenario.active[g, self.column]] for rounds in self.rounds_at]
+        # this task is on
+        self.rounds_at = [np.flatnonzero(column == p).tolist() for p in range(len(self.tasks))]
+        self.attended = [
+            [g for g in rounds if scenario.active[g, self.column]] for rounds in self.rounds_at
+        ]
         self.memory = self.all_memories()  # by position: (while the task is learned, after it)
 
-    # --- when ------------------------------------------------------------------------------------------------------
+    # --- when -------------------------------------------------------------------------------------
 
     def learned(self, p):
         """The tasks up to this one that the client has ever worked on."""
@@ -84,7 +97,8 @@ class Client:
         return p if p >= 0 and g == self.rounds_at[p][-1] and self.attended[p] else None
 
     def known_with(self, p):
-        """The tasks that were known when this one was: all at first; of further data, all from then on."""
+        """The tasks that were known when this one was: all at first; of further data, all from then
+        on."""
 
         def part(q):
             return sum(self.rounds_at[q][0] >= start for start in self.scenario.parts)
@@ -94,7 +108,7 @@ class Client:
     def rows_known_at_first(self):
         return [row for p in self.known_with(0) for row in self.tasks[p]["train"]]
 
-    # --- classes ---------------------------------------------------------------------------------------------------
+    # --- classes ----------------------------------------------------------------------------------
 
     def own(self, p):
         return self.scenario.mask(self.tasks[p]["classes"])
@@ -103,23 +117,31 @@ class Client:
         return self.scenario.mask(self.tasks[p]["block"])
 
     def seen(self, p):
-        return self.scenario.mask(label for q in self.learned(p) for label in self.tasks[q]["classes"])
+        return self.scenario.mask(
+            label for q in self.learned(p) for label in self.tasks[q]["classes"]
+        )
 
     def trained_among(self, p, rows):
         """The classes in each row's softmax while task p is learned [B, C]."""
         scope = self.scenario.config["train"]["scope"]
         if scope == "block":
             masks = [self.block(self.task_of[row]) for row in rows]
-            return torch.stack(masks) if masks else torch.zeros(0, self.scenario.classes, dtype=torch.bool)
+            return (
+                torch.stack(masks)
+                if masks
+                else torch.zeros(0, self.scenario.classes, dtype=torch.bool)
+            )
         if scope == "seen":
             mask = self.seen(p)
         elif scope == "tasks":
-            mask = self.scenario.mask(label for q in self.learned(p) for label in self.tasks[q]["block"])
+            mask = self.scenario.mask(
+                label for q in self.learned(p) for label in self.tasks[q]["block"]
+            )
         else:
             mask = torch.ones(self.scenario.classes, dtype=torch.bool)
         return mask.expand(len(rows), -1)
 
-    # --- samples ---------------------------------------------------------------------------------------------------
+    # --- samples ----------------------------------------------------------------------------------
 
     def kept_back(self, p):
         return [] if self.scenario.held_back is None else self.scenario.held_back[self.column][p]
@@ -132,20 +154,32 @@ class Client:
     def all_memories(self):
         """What the memory holds while each task is learned, and after it."""
         config, seed = self.scenario.config, self.scenario.seed
-        policy, size, per_task = config["memory"]["policy"], config["memory"]["size"], config["memory"].get("per_task")
-        capacity = 0 if not self.scenario.keeps else size[self.column] if isinstance(size, list) else size
+        policy, size, per_task = (
+            config["memory"]["policy"],
+            config["memory"]["size"],
+            config["memory"].get("per_task"),
+        )
+        capacity = (
+            0 if not self.scenario.keeps else size[self.column] if isinstance(size, list) else size
+        )
         rank = {}
         for p, task in enumerate(self.tasks):
             numbers = draws.uniforms(len(task["train"]), seed, "memory-rank", self.name, p)
             rank |= dict(zip(task["train"], numbers, strict=True))
         label = self.scenario.y.tolist()
-        group = {"balanced": lambda row: label[row], "ring": lambda row: self.task_of[row], "reservoir": lambda row: 0}
+        group = {
+            "balanced": lambda row: label[row],
+            "ring": lambda row: self.task_of[row],
+            "reservoir": lambda row: 0,
+        }
         memories, memory = [], []
         for p in range(len(self.tasks)):
             before = memory
             if self.attended[p]:
                 rows = self.training(p)
-                offered = [rows[i] for i in draws.permutation(len(rows), seed, "memory", self.name, p)]
+                offered = [
+                    rows[i] for i in draws.permutation(len(rows), seed, "memory", self.name, p)
+                ]
                 if policy == "fifo":
                     share = max(1, capacity // len(self.known_with(p)))
                     grown = memory + offered[: share if per_task is None else per_task]
@@ -167,11 +201,15 @@ class Client:
         size, batches = config["batch"], []
         for epoch in range(config["epochs"]):
             order = [samples[i] for i in draws.permutation(len(samples), "shuffle", *key, epoch)]
-            batches += [(epoch, order[start : start + size]) for start in range(0, len(order), size)]
+            batches += [
+                (epoch, order[start : start + size]) for start in range(0, len(order), size)
+            ]
 
         memory, most = self.memory[p][0], config["memory"].get("batch", size)
         if len(memory) > most:
-            order = np.argsort(draws.uniforms((len(batches), len(memory)), "memory-batch", *key), axis=1)
+            order = np.argsort(
+                draws.uniforms((len(batches), len(memory)), "memory-batch", *key), axis=1
+            )
             replayed = [[memory[i] for i in row[:most]] for row in order]
         else:
             replayed = [memory] * len(batches)
@@ -184,7 +222,8 @@ class Client:
 
 
 def evenly(rows, capacity, rank, group):
-    """The first of each group by rank, then the second of each, until the memory is full; in the order they came."""
+    """The first of each group by rank, then the second of each, until the memory is full; in the
+    order they came."""
 
     def place(row):
         return sum(group(other) == group(row) and rank[other] < rank[row] for other in rows)
@@ -194,18 +233,29 @@ def evenly(rows, capacity, rank, group):
 
 
 def normalised(x, fitted):
-    """Samples as a network sees them: vectors as they are; pixels by the statistics of each channel, channels first."""
+    """Samples as a network sees them: vectors as they are; pixels by the statistics of each
+    channel, channels first."""
     if x.dtype != np.uint8:
         return torch.from_numpy(x.astype(np.float64))
     pixels = x.astype(np.float64) / 255
     channels = pixels[fitted].reshape(-1, x.shape[-1])
-    return torch.from_numpy((pixels - channels.mean(0)) / channels.std(0)).permute(0, 3, 1, 2).contiguous()
+    return (
+        torch.from_numpy((pixels - channels.mean(0)) / channels.std(0))
+        .permute(0, 3, 1, 2)
+        .contiguous()
+    )
 
 
 def hashed(key, *shape):
     """Uniform numbers of 24 bits that belong to a key."""
     with np.errstate(over="ignore"):
-        h = np.uint64(key) * np.uint64(0x2545F4914F6CDD1D) + np.arange(np.prod(shape, dtype=int), dtype=np.uint64)
-        for shift, factor in ((33, 0x9E3779B97F4A7C15), (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        h = np.uint64(key) * np.uint64(0x2545F4914F6CDD1D) + np.arange(
+            np.prod(shape, dtype=int), dtype=np.uint64
+        )
+        for shift, factor in (
+            (33, 0x9E3779B97F4A7C15),
+            (30, 0xBF58476D1CE4E5B9),
+            (27, 0x94D049BB133111EB),
+        ):
             h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
     return torch.from_numpy((h >> np.uint64(40)).astype(np.float64) / 2**24).reshape(shape)

@@ -30,7 +30,7 @@ TINY = {
 }  # fmt: skip
 
 
-# --- it is what the engines compute ---------------------------------------------------------------------------------
+# --- it is what the engines compute ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -57,17 +57,22 @@ def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):
 )  # fmt: skip
 def test_options_that_decide_who_predicts(options, tmp_path):
     """In float32, as the loop engine computes it: the same numbers in the same order."""
-    assert_predicts_what_was_scored(fedmes.run(**(TINY | {"engine": "loop"} | options), out=tmp_path / "out"))
+    assert_predicts_what_was_scored(
+        fedmes.run(**(TINY | {"engine": "loop"} | options), out=tmp_path / "out")
+    )
 
 
 def test_the_parts_add_up(digits_run):
     client = fedmes.load_client(digits_run / "seed0/client0")
     images = digits_data.load().x[:40]
     said = client.predict(images)
-    np.testing.assert_allclose(said.probabilities, 0.5 * said.network + 0.5 * said.memory, rtol=1e-6)
+    np.testing.assert_allclose(
+        said.probabilities, 0.5 * said.network + 0.5 * said.memory, rtol=1e-6
+    )
     with np.load(digits_run / "seed0/client0/memory.npz") as memory:
         own = client.predict(memory["x"])
-        assert own.distance[:, 0].tolist() == [0] * len(memory["x"])  # each stored sample is its own neighbour
+        # each stored sample is its own neighbour
+        assert own.distance[:, 0].tolist() == [0] * len(memory["x"])
         assert own.index[:, 0].tolist() == list(range(len(memory["x"])))
         first = own[0]
         assert first.neighbours[0].label == str(memory["y"][0])
@@ -93,7 +98,13 @@ def test_told_the_task_only_its_classes_are_in_question(digits_run):
 
 def test_own_vectors_and_clients_of_different_lengths(own_npz, tmp_path):
     for method in ("fedmes", "fedweit"):
-        options = {"rounds": 1, "epochs": 2, "memory": {"size": 6}, "engine": {"name": "loop"}, "model": {"width": 8}}
+        options = {
+            "rounds": 1,
+            "epochs": 2,
+            "memory": {"size": 6},
+            "engine": {"name": "loop"},
+            "model": {"width": 8},
+        }
         result = fedmes.run(method=method, data=own_npz, out=tmp_path / method, **options)
         assert_predicts_what_was_scored(result)
     client = fedmes.load_client(tmp_path / "fedmes/seed0/client0")
@@ -116,27 +127,43 @@ def test_a_told_task_chooses_the_weights_where_tasks_share_their_classes(tmp_pat
     task, y = np.repeat([0, 1], 60), np.tile([0, 1], 60)
     x = (np.eye(4)[y ^ task] * 3 + rng.randn(120, 4)).astype(np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=y, task=task, client=np.zeros(120, np.int64))
-    options = {"rounds": 2, "epochs": 4, "model": {"width": 8}, "optim": {"lr": 0.02}, "engine": "loop"}
-    result = fedmes.run(method="fedweit", data=tmp_path / "own.npz", out=tmp_path / "out", **options)
+    options = {
+        "rounds": 2,
+        "epochs": 4,
+        "model": {"width": 8},
+        "optim": {"lr": 0.02},
+        "engine": "loop",
+    }
+    result = fedmes.run(
+        method="fedweit", data=tmp_path / "own.npz", out=tmp_path / "out", **options
+    )
     assert (result.accuracy["acc_masked"] != result.acc).any()
     assert_predicts_what_was_scored(result)
 
 
 def test_each_source_is_normalised_by_itself(tmp_path):
     """A client with samples of two data sets: the same pixels mean another thing in each."""
-    prepared = prepare(config.load(None, {"clients": 1, "tasks": 2, "memory.size": 8, "model.width": 8}))
+    prepared = prepare(
+        config.load(None, {"clients": 1, "tasks": 2, "memory.size": 8, "model.width": 8})
+    )
     plain, plan = prepared.source.dataset, prepared.federations[0].plans[0]
     mixed = Dataset(plain.x, plain.y, plain.class_names, source=np.arange(len(plain.y)) % 2)
     statistics = client_dir.Normalisation(((0.1,), (0.6,)), ((0.5,), (0.2,)))
     weights = put("w", prepared.federations[0].initial)
     client_dir.save_client(
-        tmp_path / "c", prepared.config, mixed, statistics, plan, weights | {"theta": torch.tensor(0.5)}
+        tmp_path / "c",
+        prepared.config,
+        mixed,
+        statistics,
+        plan,
+        weights | {"theta": torch.tensor(0.5)},
     )
     client = fedmes.load_client(tmp_path / "c")
     for i, row in enumerate(plan.rows[plan.memory_after[-1]].tolist()):
         right, wrong = (client.predict(plain.x[row], source=s) for s in (row % 2, 1 - row % 2))
         assert right.index[0, 0] == i
-        assert right.distance[0, 0] < 1e-5  # a batch of one and the whole memory may round differently
+        # a batch of one and the whole memory may round differently
+        assert right.distance[0, 0] < 1e-5
         assert wrong.distance[0, 0] > 0.01
     with pytest.raises(UserError, match="from 2 data sets; say from which"):
         client.predict(plain.x[0])
@@ -150,7 +177,9 @@ def test_a_client_that_has_learned_nothing_refuses(method, tmp_path):
     options = {"clients": 4, "rounds": 2, "server": {"fraction": 0.2}, "knn": {"theta": "tuned"}}
     result = fedmes.run(method=method, out=tmp_path / "out", **(TINY | {"epochs": 1} | options))
     x = digits_data.load().x[:3]
-    learned = [sorted({row["task"] for row in result.rounds if row["client"] == k}) for k in range(4)]
+    learned = [
+        sorted({row["task"] for row in result.rounds if row["client"] == k}) for k in range(4)
+    ]
     assert [len(tasks) for tasks in learned] == [2, 2, 0, 2]
     for k, tasks in enumerate(learned):
         client = fedmes.load_client(tmp_path / f"out/seed0/client{k}")
@@ -158,7 +187,9 @@ def test_a_client_that_has_learned_nothing_refuses(method, tmp_path):
             if task in tasks:
                 assert len(client.predict(x, task=task)) == 3
                 continue
-            words = f"client {k} has learned nothing " + (f"of task {task} yet; it has learned" if tasks else "yet, so")
+            words = f"client {k} has learned nothing " + (
+                f"of task {task} yet; it has learned" if tasks else "yet, so"
+            )
             with pytest.raises(UserError, match=words):
                 client.predict(x, task=task)
     with pytest.raises(UserError, match="client 2 has learned nothing yet, so it cannot predict"):
@@ -166,7 +197,8 @@ def test_a_client_that_has_learned_nothing_refuses(method, tmp_path):
 
 
 def test_directories_of_old_say_what_they_said(digits_run, tmp_path):
-    """Until classes were stored beside them, `blocks` were what a client that is told its task chooses among."""
+    """Until classes were stored beside them, `blocks` were what a client that is told its task
+    chooses among."""
     site = tmp_path / "site"
     shutil.copytree(digits_run / "seed0/client0", site)
     about = json.loads((site / "client.json").read_text())
@@ -175,7 +207,9 @@ def test_directories_of_old_say_what_they_said(digits_run, tmp_path):
     del about["learned"]
     (site / "client.json").write_text(json.dumps(about))
     old = fedmes.load_client(site)
-    assert np.array_equal(old.predict(digits_data.load().x[:30], task=1).probabilities, now.probabilities)
+    assert np.array_equal(
+        old.predict(digits_data.load().x[:30], task=1).probabilities, now.probabilities
+    )
     (site / "client.json").write_text(json.dumps(about | {"tasks_learned": 0, "position": 0}))
     with pytest.raises(UserError, match="has learned nothing yet"):
         fedmes.load_client(site).predict(digits_data.load().x[:1])
@@ -185,12 +219,12 @@ def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
     """A site writes its directory after each task: of later ones there is nothing in it."""
     prepared = prepare(config.load(digits_run / "config.toml", {}))
     federation, source = prepared.federations[0], prepared.source
-    ready = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
+    predictor = put("w", federation.initial) | {"theta": torch.tensor(0.5)}
     site = tmp_path / "site"
     (site / "checkpoint").mkdir(parents=True)
     for position in (0, 1):
         client_dir.save_client(
-            site, prepared.config, source.dataset, federation.normalisation, federation.plans[0], ready,
+            site, prepared.config, source.dataset, federation.normalisation, federation.plans[0], predictor,
             position=position,
         )  # fmt: skip
         about = json.loads((site / "client.json").read_text())
@@ -199,14 +233,16 @@ def test_a_position_in_the_middle_of_a_stream(digits_run, tmp_path):
         assert about["learned"] == list(range(position + 1))
         client = fedmes.load_client(site)
         assert len(client.tasks) == 4 * (position + 1)
-        with pytest.raises(UserError, match=f"has learned nothing of task {position + 1} yet; it has learned 0"):
+        with pytest.raises(
+            UserError, match=f"has learned nothing of task {position + 1} yet; it has learned 0"
+        ):
             client.predict(source.dataset.x[:1], task=position + 1)
     assert os.access(site / "checkpoint", os.X_OK)  # what else lies there is left alone
     assert {stat.S_IMODE(f.stat().st_mode) for f in site.iterdir() if f.is_file()} == {0o600}
     assert not list(site.glob("*.part"))
 
 
-# --- models and methods of one's own --------------------------------------------------------------------------------
+# --- models and methods of one's own --------------------------------------------------------------
 
 OWN = """
 from pathlib import Path
@@ -237,21 +273,28 @@ def test_own_code_is_imported_only_when_the_user_says_so(tmp_path):
     result = fedmes.run(**options, **own, out=tmp_path / "out")
     (tmp_path / "imported").unlink()
     directory = tmp_path / "out/seed0/client0"
-    with pytest.raises(UserError, match=r"its model is your own, .*mine.py:Small; say where it is now with --model"):
+    with pytest.raises(
+        UserError, match=r"its model is your own, .*mine.py:Small; say where it is now with --model"
+    ):
         fedmes.load_client(directory)
     with pytest.raises(UserError, match=r"its method is your own, .*mine.py:Mine"):
         fedmes.load_client(directory, model=torch.nn.Linear)
     assert not (tmp_path / "imported").exists()
     assert_predicts_what_was_scored(result, **own)
-    assert fedmes.load_client(directory, **own).predict(digits_data.load().x[:2]).index.shape == (2, 2)
+    assert fedmes.load_client(directory, **own).predict(digits_data.load().x[:2]).index.shape == (
+        2,
+        2,
+    )
     with pytest.raises(UserError, match="there is no file"):
         fedmes.load_client(directory, model=f"{tmp_path}/moved.py:Small", method=own["method"])
     edit(directory, lambda about: about["config"]["model"].update(name="theirs"))
-    with pytest.raises(UserError, match="its model 'theirs' is from a package that is not installed"):
+    with pytest.raises(
+        UserError, match="its model 'theirs' is from a package that is not installed"
+    ):
         fedmes.load_client(directory)
 
 
-# --- what can be given ----------------------------------------------------------------------------------------------
+# --- what can be given ----------------------------------------------------------------------------
 
 
 def test_pictures_arrays_paths_and_lists_are_the_same_samples(digits_run, tmp_path):
@@ -274,7 +317,8 @@ def test_pictures_arrays_paths_and_lists_are_the_same_samples(digits_run, tmp_pa
 
 
 def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
-    """A folder of mixed pictures read as training data, and each of them given to predict: the same pixels."""
+    """A folder of mixed pictures read as training data, and each of them given to predict: the same
+    pixels."""
     from fedmes.data.own import read_folders
 
     rng = np.random.RandomState(0)
@@ -313,7 +357,13 @@ def test_many_files_come_in_order_and_bad_ones_lose_no_others(digits_run, tmp_pa
     (tmp_path / "1/._16.png").write_text("no picture either")
     np.save(tmp_path / "objects.npy", np.array([{}], object))
     names, labels, reasons = [], [], {}
-    paths = [tmp_path / "2", tmp_path / "1", tmp_path / "objects.npy", tmp_path / "absent.png", tmp_path / "0/00.png"]
+    paths = [
+        tmp_path / "2",
+        tmp_path / "1",
+        tmp_path / "objects.npy",
+        tmp_path / "absent.png",
+        tmp_path / "0/00.png",
+    ]
     for item, prediction in predict_files(client, paths):
         if prediction is None:
             reasons[item.name.rpartition("/")[2]] = item.reason
@@ -346,6 +396,8 @@ def test_a_picture_shows_the_image_and_its_neighbours(digits_run, tmp_path):
             itself, images[round(picture.LEFT, 6), round(top, 6)]
         )  # its own nearest neighbour
         same = [near.label == prediction.label for near in prediction.neighbours]
-        assert [frames[place] for place in places] == [picture.SAME if alike else picture.OTHER for alike in same]
+        assert [frames[place] for place in places] == [
+            picture.SAME if alike else picture.OTHER for alike in same
+        ]
         written = [text.get_text() for text in ax.texts]
         assert f"{prediction.label}   {prediction.probability:.3f}" in written

@@ -67,7 +67,9 @@ def test_command_as_json_has_everything(command, digits_run, images, tmp_path):
     assert content["client"] == fedmes.load_client(client).as_dict()
     assert content["skipped"] == [{"image": f"{tmp_path}/bad.png", "reason": NO_PICTURE}]
     said = fedmes.load_client(client).predict(digits_data.load().x[:30], task=1)
-    assert [image.pop("image") for image in content["images"]] == [f"{images}/{i:02}.png" for i in range(30)]
+    assert [image.pop("image") for image in content["images"]] == [
+        f"{images}/{i:02}.png" for i in range(30)
+    ]
     assert content["images"] == [one.as_dict() for one in said]
     assert set(content["images"][0]) == {
         "label", "probability", "network", "memory", "neighbours", "probabilities"

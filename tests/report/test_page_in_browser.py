@@ -1,6 +1,8 @@
-"""The report in a real browser: it draws, sorts, switches, answers pointer and keyboard, and fits a phone.
+"""The report in a real browser: it draws, sorts, switches, answers pointer and keyboard, and fits a
+phone.
 
-Needs Chromium (or Chrome) and chromedriver on PATH; the accessibility check is axe, from the package axe-core-python.
+Needs Chromium (or Chrome) and chromedriver on PATH; the accessibility check is axe, from the
+package axe-core-python.
 """
 
 import shutil
@@ -17,7 +19,9 @@ from selenium.webdriver import ActionChains, Keys  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 DRIVER = shutil.which("chromedriver")
 
 pytestmark = pytest.mark.skipif(
@@ -28,12 +32,16 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """Nine runs on one split, of which the figures show six, and a group of one run on another split."""
+    """Nine runs on one split, of which the figures show six, and a group of one run on another
+    split."""
     folder = tmp_path_factory.mktemp("runs")
     methods = ("fedavg", "fedprox", "ditto", "fedrep", "fedagem", "local", "joint", "flwf")
     for i, method in enumerate(methods):
         made.write(
-            folder / method, made.random_accuracy(i, 2, 3, 4), made.random_accuracy(50 + i, 2, 3, 4), method=method
+            folder / method,
+            made.random_accuracy(i, 2, 3, 4),
+            made.random_accuracy(50 + i, 2, 3, 4),
+            method=method,
         )
     made.write(
         folder / "fedmes", made.random_accuracy(20, 2, 3, 4), made.random_accuracy(70, 2, 3, 4), method="fedmes",
@@ -67,7 +75,8 @@ def browser():
 
 @pytest.fixture
 def opened(browser, page):
-    """The page, freshly opened, 1280 pixels wide, by day; afterwards nobody complained on the console."""
+    """The page, freshly opened, 1280 pixels wide, by day; afterwards nobody complained on the
+    console."""
     look(browser, 1280, "light")
     browser.get(page.as_uri())
     browser.execute_script("try { localStorage.clear() } catch {}")
@@ -107,7 +116,10 @@ def reach(browser, element):
 def column(browser, index):
     """The first table's cells of a column as a reader sees them."""
     rows = find(browser, "table.results tbody").find_elements(By.TAG_NAME, "tr")
-    return [row.find_elements(By.CSS_SELECTOR, "th, td")[index].text.replace("\u2212", "-") for row in rows]
+    return [
+        row.find_elements(By.CSS_SELECTOR, "th, td")[index].text.replace("\u2212", "-")
+        for row in rows
+    ]
 
 
 def means(browser, index):
@@ -205,14 +217,22 @@ def test_pointing_shows_the_values(opened):
     chart = reach(opened, find(opened, "#g0-figure-accuracy svg[role=img]"))
     tip = find(opened, "#g0-figure-accuracy .tip")
     assert not tip.is_displayed()
-    ActionChains(opened).move_to_element_with_offset(chart, 0, -chart.size["height"] // 2 + 3).perform()
+    ActionChains(opened).move_to_element_with_offset(
+        chart, 0, -chart.size["height"] // 2 + 3
+    ).perform()
     assert tip.is_displayed()
     lines = tip.text.split("\n")
     assert lines[0].startswith("after task")
-    (group, _) = opened.execute_script("return JSON.parse(document.getElementById('data').textContent)")["groups"]
+    (group, _) = opened.execute_script(
+        "return JSON.parse(document.getElementById('data').textContent)"
+    )["groups"]
     drawn = group["figures"][0]["panels"]["oblivious"][0]["series"]
     task = int(lines[0].split()[-1])
-    true = {run["label"]: line["y"][task - 1] for run, line in zip(group["runs"], drawn, strict=True) if run["shown"]}
+    true = {
+        run["label"]: line["y"][task - 1]
+        for run, line in zip(group["runs"], drawn, strict=True)
+        if run["shown"]
+    }
     seen = dict(zip(lines[1::2], [float(line.split()[0]) for line in lines[2::2]], strict=True))
     assert seen == true
     assert list(seen.values()) == sorted(seen.values(), reverse=True)
@@ -238,7 +258,9 @@ def test_a_figure_can_be_read_as_a_table(opened):
     summary = reach(opened, find(opened, "#g0-figure-accuracy summary"))
     summary.click()
     rows = find_all(opened, "#g0-figure-accuracy details tbody tr")
-    assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == [f"after task {t}" for t in range(1, 5)]
+    assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == [
+        f"after task {t}" for t in range(1, 5)
+    ]
     assert all(len(row.find_elements(By.TAG_NAME, "td")) == 9 for row in rows)
 
 
@@ -246,7 +268,11 @@ def test_a_single_client_can_be_looked_at(opened):
     view = reach(opened, find(opened, "#g0-clients"))
     picks = {name: Select(view.find_element(By.NAME, name)) for name in ("entry", "seed", "client")}
     assert [option.text for option in picks["client"].options] == ["north", "south", "<i>east"]
-    assert [option.text for option in picks["seed"].options] == ["mean over seeds", "seed 0", "seed 1"]
+    assert [option.text for option in picks["seed"].options] == [
+        "mean over seeds",
+        "seed 0",
+        "seed 1",
+    ]
     picks["entry"].select_by_visible_text("fedmes, network alone")
     picks["seed"].select_by_visible_text("seed 1")
     picks["client"].select_by_visible_text("<i>east")

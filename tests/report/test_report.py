@@ -1,4 +1,5 @@
-"""The report from result directories: which of them, what runs are called, and nothing half-written."""
+"""The report from result directories: which of them, what runs are called, and nothing
+half-written."""
 
 import shlex
 import subprocess
@@ -91,15 +92,23 @@ def test_broken_unfinished_and_foreign_directories_are_named_and_left_out(tmp_pa
     reasons = broken_ones(tmp_path / "runs")
     made.write(tmp_path / "runs/whole", made.triangle([0.5]))
     out = tmp_path / "page.html"
-    extra = [str(tmp_path / "runs/empty"), str(tmp_path / "runs/file.txt"), str(tmp_path / "nowhere")]
+    extra = [
+        str(tmp_path / "runs/empty"),
+        str(tmp_path / "runs/file.txt"),
+        str(tmp_path / "nowhere"),
+    ]
     cli.app(["report", str(tmp_path / "runs"), *extra, "--out", str(out)], standalone_mode=False)
     said = capsys.readouterr()
     page = read(out)
     lines = {line.split(": ")[1].rpartition("/")[2]: line for line in said.err.splitlines()}
     items = {
-        each["text"].split(": ")[0].rpartition("/")[2]: each["text"] for each in page.all("li") if "/" in each["text"]
+        each["text"].split(": ")[0].rpartition("/")[2]: each["text"]
+        for each in page.all("li")
+        if "/" in each["text"]
     }
-    for name, reason in (reasons | {"empty": "no run", "file.txt": "not a directory", "nowhere": "not exist"}).items():
+    for name, reason in (
+        reasons | {"empty": "no run", "file.txt": "not a directory", "nowhere": "not exist"}
+    ).items():
         assert reason in lines[name], name
         assert reason in items[name], name
         assert len(lines[name]) < 500
@@ -150,7 +159,9 @@ def test_a_report_needs_neither_torch_nor_matplotlib(tmp_path):
         "report.write([Path('a')], Path('page.html'));"
         "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -163,7 +174,12 @@ def test_text_from_files_stays_text(tmp_path):
     stream = made.plain_stream(2, 2, names=[f"</script>{EVIL}", "b&b"])
     stream[0]["tasks"][0]["name"] = EVIL
     options = {"method": f"own.py:{EVIL}", "stream": stream, "notes": [f"note {EVIL}"]}
-    made.write(tmp_path / "<b>bold", made.triangle([0.5]), versions=made.VERSIONS | {"torch": EVIL}, **options)
+    made.write(
+        tmp_path / "<b>bold",
+        made.triangle([0.5]),
+        versions=made.VERSIONS | {"torch": EVIL},
+        **options,
+    )
     (tmp_path / "<i>broken").mkdir()
     (tmp_path / "<i>broken/config.toml").write_text(f'"{EVIL}" = 1\n')
     raw_page = report_on(tmp_path, tmp_path)
@@ -177,16 +193,33 @@ def test_text_from_files_stays_text(tmp_path):
 
 def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
     for size in (10, 5, 100):
-        # It makes no difference how they were computed, and none what another method would have asked for.
+        # It makes no difference how they were computed, and none what another method would have
+        # asked for.
         same = {"checkpoint.every": float(size), "engine.stack": size, "ditto.lam": float(size)}
-        made.write(tmp_path / f"m{size}", made.triangle([size / 200]), method="fedmes", **{"memory.size": size} | same)
-    made.write(tmp_path / "mixed", made.triangle([0.4]), method="fedmes", **{"memory.size": [5, 25]})
+        made.write(
+            tmp_path / f"m{size}",
+            made.triangle([size / 200]),
+            method="fedmes",
+            **{"memory.size": size} | same,
+        )
+    made.write(
+        tmp_path / "mixed", made.triangle([0.4]), method="fedmes", **{"memory.size": [5, 25]}
+    )
     made.write(tmp_path / "avg", made.triangle([0.2]))
     (group,) = gather.gather([tmp_path])[0]
-    names = ["fedavg", "fedmes memory 5", "fedmes memory 5, 25", "fedmes memory 10", "fedmes memory 100"]
+    names = [
+        "fedavg",
+        "fedmes memory 5",
+        "fedmes memory 5, 25",
+        "fedmes memory 10",
+        "fedmes memory 100",
+    ]
     assert [run.label for run in group.runs] == names
     (method, members) = next(iter(gather.memory_sweeps(group.runs).items()))
-    assert (method, [series.memory_size(run.result) for run in members]) == ("fedmes", [5, 10, 15, 100])
+    assert (method, [series.memory_size(run.result) for run in members]) == (
+        "fedmes",
+        [5, 10, 15, 100],
+    )
     page = report_on(tmp_path, tmp_path)
     figures = {figure["id"]: figure for figure in page.data["groups"][0]["figures"]}
     (line,) = figures["memory"]["panels"]["oblivious"][0]["series"]
@@ -198,7 +231,9 @@ def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
 
 
 def test_a_method_of_ones_own_may_ask_for_the_options_of_others():
-    assert gather.of_another_method("fedavg", "ditto.lam") and gather.of_another_method("fedmes-plus", "fedmes.start")
+    assert gather.of_another_method("fedavg", "ditto.lam") and gather.of_another_method(
+        "fedmes-plus", "fedmes.start"
+    )
     for method in ("ditto", "own.py:Mine"):
         assert not gather.of_another_method(method, "ditto.lam")
     assert not gather.of_another_method("fedavg", "memory.size")
@@ -208,7 +243,9 @@ def test_the_same_run_in_two_directories_has_two_names(tmp_path):
     for name in ("one", "two"):
         made.write(tmp_path / name, made.triangle([0.5]))
     (group,) = gather.gather([tmp_path])[0]
-    assert [run.label for run in group.runs] == [f"fedavg [{tmp_path / name}]" for name in ("one", "two")]
+    assert [run.label for run in group.runs] == [
+        f"fedavg [{tmp_path / name}]" for name in ("one", "two")
+    ]
 
 
 # Commands
@@ -218,7 +255,13 @@ def test_the_same_run_in_two_directories_has_two_names(tmp_path):
     "options",
     [
         {},
-        {"method": "fedmes", "memory.size": [5, 25], "optim.lr": 0.003, "fedmes.lambda": "rescaled", "knn.k": 3},
+        {
+            "method": "fedmes",
+            "memory.size": [5, 25],
+            "optim.lr": 0.003,
+            "fedmes.lambda": "rescaled",
+            "knn.k": 3,
+        },
         {"method": "my methods/own.py:Own", "engine.stack": 2, "stream.partition": "dirichlet:0.5"},
     ],
 )

@@ -25,12 +25,25 @@ def test_methods_keep_their_looks_and_no_two_look_alike():
     assert len({(look.colour, look.dash) for look in looks}) == 9
 
 
-# How protanopes, deuteranopes and tritanopes see linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
+# How protanopes, deuteranopes and tritanopes see linear RGB (Machado, Oliveira and Fernandes, 2009,
+# severity 1).
 SIGHT = {
     "full": np.eye(3),
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+    "protan": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deutan": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritan": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
 }
 
 
@@ -41,7 +54,9 @@ def linear(colours):
 
 def lab(rgb):
     """CIELAB of linear RGB, whose distances are roughly those that one sees."""
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
     x, y, z = (np.clip(rgb, 0, 1) @ to_xyz.T / [0.9505, 1, 1.089]).T
     x, y, z = (np.where(v > 0.008856, np.cbrt(v), 7.787 * v + 16 / 116) for v in (x, y, z))
     return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
@@ -84,7 +99,11 @@ def drawn():
 
 
 def lines_of(ax):
-    return {line.get_label(): line.get_ydata() for line in ax.lines if not line.get_label().startswith("_")}
+    return {
+        line.get_label(): line.get_ydata()
+        for line in ax.lines
+        if not line.get_label().startswith("_")
+    }
 
 
 def test_lines_of_the_task_figure_are_the_metrics(drawn):
@@ -95,7 +114,9 @@ def test_lines_of_the_task_figure_are_the_metrics(drawn):
         for run in drawn:
             numbers = run.metrics[score]
             np.testing.assert_allclose(lines_of(axes[column])[run.label], numbers["acc_task"])
-            np.testing.assert_allclose(lines_of(axes[2 + column])[run.label], numbers["fr_task"][1:])
+            np.testing.assert_allclose(
+                lines_of(axes[2 + column])[run.label], numbers["fr_task"][1:]
+            )
     band = axes[0].collections[0].get_paths()[0].vertices[:, 1]
     curve = series.accuracy_by_task(drawn[0].result, "oblivious")
     assert band.max() == pytest.approx((curve.mean + curve.std).max())
@@ -107,7 +128,9 @@ def test_client_figures_have_the_clients_numbers(drawn):
 
     panels = {ax.get_title(loc="left"): ax for ax in figures.per_client(drawn, "masked").axes}
     for run in drawn:
-        np.testing.assert_allclose(panels[run.label].lines[0].get_ydata(), run.metrics["masked"]["acc_client"])
+        np.testing.assert_allclose(
+            panels[run.label].lines[0].get_ydata(), run.metrics["masked"]["acc_client"]
+        )
         after = metrics.accuracy_after(run.result.accuracy["acc_masked"]).mean(axis=0)
         for k, segment in enumerate(panels[run.label].collections[0].get_segments()):
             np.testing.assert_allclose(segment[:, 1], [after[k].min(), after[k].max()])
@@ -133,23 +156,34 @@ def test_matrix_vote_rounds_and_clock_figures(drawn):
     np.testing.assert_allclose(lines_of(rule2)["fedmes"], [0, 0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
     bars, points = figures.wall_clock(drawn).axes
     assert {bar.get_width() for bar in bars.patches} == {4.0, 4 * 2 * 2.25}
-    assert lines_of(points)["fedmes"] == pytest.approx([drawn[1].metrics["oblivious"]["acc_all"]["mean"]])
+    assert lines_of(points)["fedmes"] == pytest.approx(
+        [drawn[1].metrics["oblivious"]["acc_all"]["mean"]]
+    )
 
 
 def test_memory_and_box_figures():
     from fedmes.report import figures
 
     runs = [
-        Run.of(made.result(made.random_accuracy(size, 2, 2, 4), method="fedmes", **{"memory.size": size}), f"m{size}")
+        Run.of(
+            made.result(
+                made.random_accuracy(size, 2, 2, 4), method="fedmes", **{"memory.size": size}
+            ),
+            f"m{size}",
+        )
         for size in (10, 30)
     ]
     ax = figures.memory_sweep(runs).axes[0]
     (line,) = [line for line in ax.lines if line.get_label() == "fedmes"]
     assert list(line.get_xdata()) == [10, 30]
-    np.testing.assert_allclose(line.get_ydata(), [run.metrics["oblivious"]["acc_all"]["mean"] for run in runs])
+    np.testing.assert_allclose(
+        line.get_ydata(), [run.metrics["oblivious"]["acc_all"]["mean"] for run in runs]
+    )
     boxes = figures.task_boxes(runs).axes[0]
     best_first = sorted(runs, key=lambda run: -run.metrics["oblivious"]["acc_all"]["mean"])
-    assert [text.get_text() for text in boxes.get_yticklabels()] == [run.label for run in best_first]
+    assert [text.get_text() for text in boxes.get_yticklabels()] == [
+        run.label for run in best_first
+    ]
     for run, box in zip(best_first, boxes.patches, strict=True):
         low, high = np.quantile(run.metrics["oblivious"]["acc_task"], [0.25, 0.75])
         assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((low, high))
@@ -161,7 +195,12 @@ def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
     from fedmes.report import figures
 
     made.write(tmp_path / "a", made.triangle([0.5], clients=1, tasks=1), rounds=False)
-    made.write(tmp_path / "b", made.triangle([float("nan")], clients=1, tasks=1), method="fedmes", rounds=False)
+    made.write(
+        tmp_path / "b",
+        made.triangle([float("nan")], clients=1, tasks=1),
+        method="fedmes",
+        rounds=False,
+    )
     (group,) = gather.gather([tmp_path])[0]
     drawn = figures.figures_of(group)
     assert "matrix" in drawn and "over-rounds" not in drawn
@@ -178,7 +217,11 @@ def test_figures_are_files_and_the_same_each_time(trained_runs, tmp_path):
     report.write([trained_runs / "fedmes"], tmp_path / "page.html", figures=tmp_path / "one")
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     stems = {"per-task", "over-rounds", "vote", "matrix", "boxes"}
-    stems |= {f"{n}-{s}" for n in ("per-client", "small-multiples", "wall-clock") for s in ("oblivious", "masked")}
+    stems |= {
+        f"{n}-{s}"
+        for n in ("per-client", "small-multiples", "wall-clock")
+        for s in ("oblivious", "masked")
+    }
     assert files == sorted(f"{stem}.{kind}" for stem in stems for kind in ("png", "svg"))
     (group,) = gather.gather([trained_runs / "fedmes"])[0]
     figures.save(figures.per_task(group.runs), tmp_path / "two", "per-task")

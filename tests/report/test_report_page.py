@@ -1,4 +1,5 @@
-"""The page, the table and the files beside it: the same numbers as in the result directories, and nothing loaded."""
+"""The page, the table and the files beside it: the same numbers as in the result directories, and
+nothing loaded."""
 
 import base64
 import csv
@@ -37,17 +38,31 @@ def trained_page(trained_runs, tmp_path_factory):
 
 
 def test_every_number_of_the_table_is_that_of_result_json(trained_runs, trained_page):
-    body = [row for row in trained_page.all("tr") if any(up["tag"] == "tbody" for up in row["inside"])]
+    body = [
+        row for row in trained_page.all("tr") if any(up["tag"] == "tbody" for up in row["inside"])
+    ]
     seen = {}
     for row in body:
         cells = [each for each in trained_page.found if row in each["inside"]]
-        heads = [each["attributes"]["data-name"] for each in cells if each["attributes"].get("data-name")]
-        numbers = [each for each in cells if each["tag"] == "span" and each["attributes"].get("class")]
+        heads = [
+            each["attributes"]["data-name"] for each in cells if each["attributes"].get("data-name")
+        ]
+        numbers = [
+            each for each in cells if each["tag"] == "span" and each["attributes"].get("class")
+        ]
         for head in heads:
-            seen[head] = [(each["attributes"]["class"].split()[0], each["text"]) for each in numbers]
+            seen[head] = [
+                (each["attributes"]["class"].split()[0], each["text"]) for each in numbers
+            ]
     assert set(seen) == {"fedavg", "fedmes", "fedmes, network alone"}
-    for name, family in (("fedavg", "metrics"), ("fedmes", "metrics"), ("fedmes, network alone", "metrics_nolip")):
-        content = json.loads((trained_runs / name.split(",")[0] / "result.json").read_text())[family]
+    for name, family in (
+        ("fedavg", "metrics"),
+        ("fedmes", "metrics"),
+        ("fedmes, network alone", "metrics_nolip"),
+    ):
+        content = json.loads((trained_runs / name.split(",")[0] / "result.json").read_text())[
+            family
+        ]
         expected = []
         for key in NUMBERS:
             for score in ("oblivious", "masked"):
@@ -76,7 +91,9 @@ def test_curves_in_the_page_are_those_of_result_json(trained_runs, trained_page)
 def unpack(text, tasks):
     """As page.js does it."""
     digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    codes = [digits.index(a) * 64 + digits.index(b) for a, b in zip(text[::2], text[1::2], strict=True)]
+    codes = [
+        digits.index(a) * 64 + digits.index(b) for a, b in zip(text[::2], text[1::2], strict=True)
+    ]
     matrix = np.full((tasks, tasks), np.nan)
     matrix[np.tril_indices(tasks)] = [np.nan if code == 4095 else code / 1000 for code in codes]
     return matrix
@@ -90,7 +107,9 @@ def test_matrices_in_the_page_are_those_of_accuracy_npz(trained_runs, trained_pa
             for score, name in (("oblivious", "acc"), ("masked", "acc_masked")):
                 acc = arrays[f"{name}_nolip" if alone else name]
                 for k in range(3):
-                    texts = {None: entry["mean"][score][k]} | {s: entry["seeds"][s][score][k] for s in range(2)}
+                    texts = {None: entry["mean"][score][k]} | {
+                        s: entry["seeds"][s][score][k] for s in range(2)
+                    }
                     for s, text in texts.items():
                         true = acc[:, k].mean(axis=0) if s is None else acc[s, k]
                         shown = unpack(text, 3)
@@ -100,19 +119,29 @@ def test_matrices_in_the_page_are_those_of_accuracy_npz(trained_runs, trained_pa
 
 def test_packing_rounds_halves_as_printing_does():
     values = np.array(
-        [[k / 80 for k in range(81)], [k / 2000 for k in range(81)], [k / 16 for k in range(17)] * 4 + [0] * 13]
+        [
+            [k / 80 for k in range(81)],
+            [k / 2000 for k in range(81)],
+            [k / 16 for k in range(17)] * 4 + [0] * 13,
+        ]
     )
     for row in values:
         square = np.full((81, 81), np.nan)
         square[80] = row
-        assert [f"{v:.3f}" for v in unpack(clients.pack(square), 81)[80]] == [f"{v:.3f}" for v in row]
+        assert [f"{v:.3f}" for v in unpack(clients.pack(square), 81)[80]] == [
+            f"{v:.3f}" for v in row
+        ]
 
 
 def test_the_page_loads_nothing_and_allows_no_other_script(trained_page):
     assert not trained_page.all("img") and not trained_page.all("iframe")
     assert [each["attributes"]["href"] for each in trained_page.all("link")] == ["data:,"]
     assert all("src" not in each["attributes"] for each in trained_page.all("script"))
-    policy = next(each["attributes"]["content"] for each in trained_page.all("meta") if "content" in each["attributes"])
+    policy = next(
+        each["attributes"]["content"]
+        for each in trained_page.all("meta")
+        if "content" in each["attributes"]
+    )
     assert policy.startswith("default-src 'none'")
     assert "script-src 'sha256-" in policy
 
@@ -142,14 +171,27 @@ def test_readings_of_one_training_are_rows_that_differ_and_cost_its_seconds(tmp_
         made.write(tmp_path / told, made.triangle([0.5]), **{"eval.told": told})
     page = report_on(tmp_path, tmp_path, csv=tmp_path / "t.csv")
     lines = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
-    assert sorted((line["run"], line["told"]) for line in lines) == [("fedavg", "block"), ("fedavg", "own")]
-    cells = [cell["attributes"]["data-value"] for cell in page.all("td") if "data-value" in cell["attributes"]]
-    assert {float(cell) for cell in cells[2::3]} == {1.0}  # of training; 2.0 are those of the whole run
+    assert sorted((line["run"], line["told"]) for line in lines) == [
+        ("fedavg", "block"),
+        ("fedavg", "own"),
+    ]
+    cells = [
+        cell["attributes"]["data-value"]
+        for cell in page.all("td")
+        if "data-value" in cell["attributes"]
+    ]
+    # of training; 2.0 are those of the whole run
+    assert {float(cell) for cell in cells[2::3]} == {1.0}
 
 
 def test_latex_table(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5, 0.6], 2), method="own_methods.py:A_b")
-    made.write(tmp_path / "b", made.triangle([0.7, 0.8], 2), method="fedmes", nolip=made.triangle([0.1, 0.1], 2))
+    made.write(
+        tmp_path / "b",
+        made.triangle([0.7, 0.8], 2),
+        method="fedmes",
+        nolip=made.triangle([0.1, 0.1], 2),
+    )
     made.write(tmp_path / "c", made.triangle([0.9, 0.9], 2), method="joint")
     report.write([tmp_path], tmp_path / "page.html", latex=tmp_path / "table.tex")
     text = (tmp_path / "table.tex").read_text()
@@ -185,11 +227,14 @@ def test_best_numbers_are_bold_and_references_are_not(tmp_path):
 def test_seconds_are_those_of_the_slowest_client_and_rounds_are_averaged():
     run = Run.of(made.result(made.triangle([0.5, 0.5], 2, clients=3), method="fedmes"))
     compute, talk = series.wall_clock(run.result, run.rounds)
-    assert (compute, talk) == (2 * 2 * 2.25, 4.0)  # two tasks of two rounds; the last client takes 2.25 s
+    # two tasks of two rounds; the last client takes 2.25 s
+    assert (compute, talk) == (2 * 2 * 2.25, 4.0)
     rule2 = series.by_round(run.config, run.rounds, "rule2")
     np.testing.assert_allclose(rule2.mean, [0, 0, 0.1, 0.1])
     np.testing.assert_allclose(rule2.std, 0, atol=1e-12)
-    np.testing.assert_allclose(series.by_round(run.config, run.rounds, "distance").mean, [0.51, 0.51, 1.51, 1.51])
+    np.testing.assert_allclose(
+        series.by_round(run.config, run.rounds, "distance").mean, [0.51, 0.51, 1.51, 1.51]
+    )
     plain = Run.of(made.result(made.triangle([0.5])))
     assert series.by_round(plain.config, plain.rounds, "lambda") is None
 
@@ -241,7 +286,9 @@ def test_samples_are_there_only_when_asked_for(trained_runs, tmp_path, trained_p
                 x, y, task = memory["x"], memory["y"], memory["task"]
             order = np.lexsort((y, task))
             assert (sheet["y"], sheet["task"]) == (y[order].tolist(), task[order].tolist())
-            image = np.asarray(Image.open(io.BytesIO(base64.b64decode(sheet["png"].partition(",")[2]))))
+            image = np.asarray(
+                Image.open(io.BytesIO(base64.b64decode(sheet["png"].partition(",")[2])))
+            )
             assert image.shape == (8 * sheet["rows"], 8 * sheet["columns"])
             for i, row in enumerate(order):
                 top, left = 8 * (i // sheet["columns"]), 8 * (i % sheet["columns"])
@@ -255,11 +302,15 @@ def test_colour_float_and_large_images_become_thumbnails(tmp_path):
         ("floats", np.random.RandomState(1).randn(4, 6, 6, 2).astype(np.float32)),
     ):
         (tmp_path / name).mkdir()
-        np.savez(tmp_path / name / "memory.npz", x=x, y=np.arange(len(x)), task=np.zeros(len(x), int))
+        np.savez(
+            tmp_path / name / "memory.npz", x=x, y=np.arange(len(x)), task=np.zeros(len(x), int)
+        )
         sheet = album.sheets[album.add(tmp_path / name)]
         assert max(sheet["width"], sheet["height"]) <= 48
     (tmp_path / "vectors").mkdir()
-    np.savez(tmp_path / "vectors/memory.npz", x=np.ones((3, 7)), y=np.arange(3), task=np.zeros(3, int))
+    np.savez(
+        tmp_path / "vectors/memory.npz", x=np.ones((3, 7)), y=np.arange(3), task=np.zeros(3, int)
+    )
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/memory.npz").write_bytes(b"PK\x03\x04 and no more")
     assert [album.add(tmp_path / name) for name in ("vectors", "broken", "missing")] == [None] * 3
@@ -269,7 +320,8 @@ def test_colour_float_and_large_images_become_thumbnails(tmp_path):
 
 
 def test_twenty_large_directories_make_a_page_below_eight_megabytes(tmp_path):
-    """20 clients, 40 tasks, several seeds, with the vote's numbers; how long it takes: benchmarks/report.py."""
+    """20 clients, 40 tasks, several seeds, with the vote's numbers; how long it takes:
+    benchmarks/report.py."""
     for i in range(20):
         made.write(
             tmp_path / f"runs/r{i}", made.random_accuracy(i, 3, 20, 40), nolip=made.random_accuracy(i + 50, 3, 20, 40),
@@ -288,7 +340,15 @@ def test_twenty_large_directories_make_a_page_below_eight_megabytes(tmp_path):
 
 
 def test_own_data_are_named_in_the_command(own_npz, tmp_path):
-    fedmes.run(data={"path": str(own_npz)}, tasks=3, rounds=2, epochs=1, memory=12, model="mlp", out=tmp_path / "run")
+    fedmes.run(
+        data={"path": str(own_npz)},
+        tasks=3,
+        rounds=2,
+        epochs=1,
+        memory=12,
+        model="mlp",
+        out=tmp_path / "run",
+    )
     (group,) = gather.gather([tmp_path / "run"])[0]
     assert f"--data {own_npz}" in commands.command(group.runs[0])
     assert "own data own.npz" in group.title

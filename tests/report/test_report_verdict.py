@@ -25,7 +25,10 @@ def test_a_lead_that_is_more_than_chance_wins():
 def test_two_seeds_rarely_tell():
     """Ahead in both, by .2 and .3: with one degree of freedom that is little."""
     found = verdict.judge(runs_of(("fedavg", [0.5, 0.6]), ("fedmes", [0.8, 0.8])), "oblivious")
-    assert (found.kind, found.headline) == ("open", "fedmes is 0.250 ahead of fedavg, in 2 of 2 seeds")
+    assert (found.kind, found.headline) == (
+        "open",
+        "fedmes is 0.250 ahead of fedavg, in 2 of 2 seeds",
+    )
     assert "is -0.385 to +0.885 (paired t), so the order of the two is open." in found.text
 
 
@@ -43,9 +46,13 @@ def test_a_lead_that_may_be_chance_leaves_the_order_open():
 
 
 def test_an_interval_that_prints_as_reaching_zero_does_not_win():
-    found = verdict.judge(runs_of(("fedavg", [0.5, 0.5]), ("fedmes", [0.5009, 0.5011])), "oblivious")
+    found = verdict.judge(
+        runs_of(("fedavg", [0.5, 0.5]), ("fedmes", [0.5009, 0.5011])), "oblivious"
+    )
     assert found.kind == "open"  # 0.001 less 12.7 x 0.0001 is below zero
-    found = verdict.judge(runs_of(("fedavg", [0.5, 0.5]), ("fedmes", [0.50099, 0.50101])), "oblivious")
+    found = verdict.judge(
+        runs_of(("fedavg", [0.5, 0.5]), ("fedmes", [0.50099, 0.50101])), "oblivious"
+    )
     assert found.kind == "wins"
 
 
@@ -63,7 +70,9 @@ def test_of_two_equal_methods_one_wins_in_five_of_a_hundred_comparisons(seeds):
     low, high = metrics.paired_interval(by_seed)
     assert ((low > 0) | (high < 0)).mean() == pytest.approx(0.05, abs=0.003)  # four standard errors
     some = by_seed[:400]
-    duels = [verdict.Duel.of(one, np.zeros(seeds)) for one in some] + [verdict.Duel.of(-one, 0 * one) for one in some]
+    duels = [verdict.Duel.of(one, np.zeros(seeds)) for one in some] + [
+        verdict.Duel.of(-one, 0 * one) for one in some
+    ]
     assert sum(duel.wins for duel in duels) == ((low > 5e-4) | (high < -5e-4))[:400].sum()
 
 
@@ -87,7 +96,11 @@ def test_a_worked_interval():
 
 
 def test_the_words_for_two_runs():
-    high, low, mixed = np.array([0.8, 0.81, 0.8]), np.array([0.5, 0.51, 0.5]), np.array([0.79, 0.8, 0.85])
+    high, low, mixed = (
+        np.array([0.8, 0.81, 0.8]),
+        np.array([0.5, 0.51, 0.5]),
+        np.array([0.79, 0.8, 0.85]),
+    )
     assert verdict.standing(high, low, "accuracy") == "wins in accuracy"
     assert verdict.standing(low, high, "accuracy") == "loses in accuracy"
     assert verdict.standing(mixed, high, "accuracy") == "is ahead in accuracy in 1 of 3 seeds"
@@ -110,14 +123,18 @@ def test_one_result_has_nothing_to_be_compared_with():
 
 def test_a_run_without_accuracy_is_named_and_not_ranked():
     nothing = float("nan")
-    found = verdict.judge(runs_of(("fedavg", [nothing, nothing]), ("fedmes", [0.8, 0.9])), "oblivious")
+    found = verdict.judge(
+        runs_of(("fedavg", [nothing, nothing]), ("fedmes", [0.8, 0.9])), "oblivious"
+    )
     assert (found.kind, found.leaders) == ("single", ("fedmes",))
     assert found.notes == ("No accuracy was measured for fedavg.",)
     assert verdict.judge(runs_of(("fedavg", [nothing, nothing])), "masked").kind == "none"
 
 
 def test_a_seed_without_accuracy_is_left_out_of_the_spread():
-    found = verdict.judge(runs_of(("fedavg", [0.5, float("nan")]), ("fedmes", [0.8, 0.7])), "oblivious")
+    found = verdict.judge(
+        runs_of(("fedavg", [0.5, float("nan")]), ("fedmes", [0.8, 0.7])), "oblivious"
+    )
     assert found.kind == "one seed"
 
 
@@ -125,14 +142,26 @@ def test_what_keeps_all_data_is_a_reference_and_does_not_win():
     found = verdict.judge(runs_of(("fedavg", [0.5, 0.6]), ("joint", [0.9, 0.9])), "oblivious")
     assert (found.kind, found.leaders) == ("single", ("fedavg",))
     assert found.notes[0].startswith("joint reaches 0.900 but keeps all data")
-    everything = Run.of(made.result(made.triangle([0.9]), method="knn-per", **{"knnper.store": "all"}))
+    everything = Run.of(
+        made.result(made.triangle([0.9]), method="knn-per", **{"knnper.store": "all"})
+    )
     assert everything.keeps_all_data
     assert not Run.of(made.result(made.triangle([0.9]), method="knn-per")).keeps_all_data
 
 
 def test_oblivious_and_masked_are_judged_each_for_itself(tmp_path):
-    made.write(tmp_path / "a", made.triangle([0.5, 0.5], 2), masked=made.triangle([0.9, 0.9], 2), method="fedavg")
-    made.write(tmp_path / "b", made.triangle([0.6, 0.6], 2), masked=made.triangle([0.8, 0.8], 2), method="fedmes")
+    made.write(
+        tmp_path / "a",
+        made.triangle([0.5, 0.5], 2),
+        masked=made.triangle([0.9, 0.9], 2),
+        method="fedavg",
+    )
+    made.write(
+        tmp_path / "b",
+        made.triangle([0.6, 0.6], 2),
+        masked=made.triangle([0.8, 0.8], 2),
+        method="fedmes",
+    )
     page = report_on(tmp_path, tmp_path)
     assert page.one("h1")["text"] == "fedmes wins, 0.100 ahead of fedavg"
     texts = [each["text"] for each in page.all("p")]

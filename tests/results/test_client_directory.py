@@ -32,7 +32,9 @@ def edit_model(directory, change):
     save_file(weights, path)
 
 
-@pytest.mark.parametrize("name", ["client.json", "model.safetensors", "memory.npz", "predictor.npz"])
+@pytest.mark.parametrize(
+    "name", ["client.json", "model.safetensors", "memory.npz", "predictor.npz"]
+)
 def test_a_missing_or_damaged_file_is_named(directory, name):
     whole = (directory / name).read_bytes()
     for content in (b"", whole[: len(whole) // 2], b"\xff" * 100, b"[" * 100_000):
@@ -113,8 +115,14 @@ def test_a_memory_that_does_not_fit(directory, changes, words):
 def test_an_array_that_claims_to_be_huge_is_refused_before_it_is_made(directory):
     count = 1 << 40
     with zipfile.ZipFile(directory / "memory.npz", "w") as archive:
-        for name, size, kind in (("x", (count, 8, 8, 1), "|u1"), ("y", (count,), "<i8"), ("task", (count,), "<i8")):
+        for name, size, kind in (
+            ("x", (count, 8, 8, 1), "|u1"),
+            ("y", (count,), "<i8"),
+            ("task", (count,), "<i8"),
+        ):
             with archive.open(f"{name}.npy", "w") as file:
-                np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": size})
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": kind, "fortran_order": False, "shape": size}
+                )
     with pytest.raises(UserError, match=r"x says that it has [\d,]+ bytes, and has 0"):
         fedmes.load_client(directory)

@@ -1,4 +1,5 @@
-"""From accuracies to the paper's numbers: the worked example, missing tasks, seeds, and reference levels."""
+"""From accuracies to the paper's numbers: the worked example, missing tasks, seeds, and reference
+levels."""
 
 import math
 
@@ -29,7 +30,7 @@ def near(expected):
     return pytest.approx(expected, abs=1e-9, nan_ok=True)
 
 
-# --- the worked example --------------------------------------------------------------------------------------------
+# --- the worked example ---------------------------------------------------------------------------
 
 
 def test_accuracy_after_each_task():
@@ -38,8 +39,12 @@ def test_accuracy_after_each_task():
 
 
 def test_forgetting_after_each_task():
-    """F[k][t]: 0 at first, the best so far minus the present, and negative parts count (task 2 of client 2)."""
-    assert forgetting_after(example())[0].tolist() == [near([0.0, 0.3, 0.25]), near([0.0, 0.0, 0.15])]
+    """F[k][t]: 0 at first, the best so far minus the present, and negative parts count (task 2 of
+    client 2)."""
+    assert forgetting_after(example())[0].tolist() == [
+        near([0.0, 0.3, 0.25]),
+        near([0.0, 0.0, 0.15]),
+    ]
 
 
 def test_summary_of_the_example():
@@ -52,7 +57,8 @@ def test_summary_of_the_example():
     assert numbers["fr_task"] == near([0.0, 0.15, 0.20])
     assert numbers["fr"] == {"mean": near(0.175), "std": near(0.0)}
     assert numbers["fr_final"] == {"mean": near(0.20), "std": near(0.0)}
-    assert float(np.mean(forgetting_after(example()))) == pytest.approx(0.116667, abs=5e-7)  # with t = 1, not reported
+    # with t = 1, not reported
+    assert float(np.mean(forgetting_after(example()))) == pytest.approx(0.116667, abs=5e-7)
 
 
 def test_learned_and_kept():
@@ -82,7 +88,7 @@ def test_forgetting_is_measured_from_the_best_so_far():
     assert f[0, 0].tolist() == near([0.0, -0.4, (0.3 + 0.0) / 2])
 
 
-# --- what is missing -----------------------------------------------------------------------------------------------
+# --- what is missing ------------------------------------------------------------------------------
 
 
 def test_clients_with_different_numbers_of_tasks():
@@ -114,7 +120,8 @@ def test_a_client_with_one_task_among_others():
 
 
 def test_a_missed_task():
-    """A task that a client never trained: its row and its column are missing, the rest is as if it were not there."""
+    """A task that a client never trained: its row and its column are missing, the rest is as if it
+    were not there."""
     acc = example()[:, :1]
     acc[..., 1, :] = NAN
     acc[..., :, 1] = NAN
@@ -163,7 +170,7 @@ def test_one_task_has_no_forgetting():
     assert numbers["acc_client"] == near([0.25, 0.75])
 
 
-# --- seeds and reference levels ------------------------------------------------------------------------------------
+# --- seeds and reference levels -------------------------------------------------------------------
 
 
 def test_population_deviation_over_seeds():

@@ -1,5 +1,5 @@
-"""Run directories, checkpoints and client directories that version 0.1.0 wrote: they are read, reported, resumed and
-extended by this one."""
+"""Run directories, checkpoints and client directories that version 0.1.0 wrote: they are read,
+reported, resumed and extended by this one."""
 
 import json
 import shutil
@@ -56,7 +56,8 @@ def test_a_stopped_run_goes_on_to_the_same_result(old):
         now = load_file(old / f"stopped/seed0/{name}.safetensors")
         assert then.keys() == now.keys()
         for entry in then:
-            np.testing.assert_allclose(now[entry], then[entry], atol=1e-6)  # a last bit depends on the processor
+            # a last bit depends on the processor
+            np.testing.assert_allclose(now[entry], then[entry], atol=1e-6)
 
 
 def test_a_finished_run_is_extended(old):

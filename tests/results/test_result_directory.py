@@ -16,7 +16,14 @@ from fedmes import config
 from fedmes.results import metrics, run_dir
 from helpers.waiting import HANGS
 
-SMALL = {"clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "memory": 20, "model": {"name": "mlp", "width": 8}}
+SMALL = {
+    "clients": 3,
+    "tasks": 2,
+    "rounds": 2,
+    "epochs": 1,
+    "memory": 20,
+    "model": {"name": "mlp", "width": 8},
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +43,21 @@ def test_result_json_holds_what_the_contract_names(run_directory):
     for family in ("metrics", "metrics_nolip"):
         for score in ("oblivious", "masked"):
             numbers = content[family][score]
-            assert set(numbers) == {"acc_all", "fr", "acc_final", "fr_final", "acc_task", "fr_task", "acc_client"}
+            assert set(numbers) == {
+                "acc_all",
+                "fr",
+                "acc_final",
+                "fr_final",
+                "acc_task",
+                "fr_task",
+                "acc_client",
+            }
             assert set(numbers["acc_all"]) == {"mean", "std"}
-            assert [len(numbers[name]) for name in ("acc_task", "fr_task", "acc_client")] == [2, 2, 3]
+            assert [len(numbers[name]) for name in ("acc_task", "fr_task", "acc_client")] == [
+                2,
+                2,
+                3,
+            ]
     timed = {"train", "eval", "compile", "total", "communication_modelled", "slowest_client"}
     assert set(content["seconds"]) == timed
 
@@ -46,8 +65,13 @@ def test_result_json_holds_what_the_contract_names(run_directory):
 def test_bytes_and_modelled_time_are_counted_from_the_tensors(run_directory):
     content = json.loads((run_directory / "result.json").read_text())
     once = 4 * content["parameters"]
-    assert content["communication"] == {"up_bytes": 3 * 2 * 2 * once, "down_bytes": 3 * 2 * 2 * once}
-    assert content["seconds"]["communication_modelled"] == pytest.approx(2 * 2 * 2 * once * 8 / 40e6)
+    assert content["communication"] == {
+        "up_bytes": 3 * 2 * 2 * once,
+        "down_bytes": 3 * 2 * 2 * once,
+    }
+    assert content["seconds"]["communication_modelled"] == pytest.approx(
+        2 * 2 * 2 * once * 8 / 40e6
+    )
 
 
 def test_metrics_come_from_the_stored_accuracies(run_directory):
@@ -65,10 +89,15 @@ def test_metrics_come_from_the_stored_accuracies(run_directory):
 def test_told_the_task_the_network_is_never_worse(tmp_path):
     """The choice is among fewer of the same classes, whatever else the task has for others."""
     options = SMALL | {"benchmark": "synthetic", "stream": {"classes_max": 3}}
-    own, block = (fedmes.run(**options, eval={"told": told}, out=tmp_path / told).accuracy for told in ("own", "block"))
+    own, block = (
+        fedmes.run(**options, eval={"told": told}, out=tmp_path / told).accuracy
+        for told in ("own", "block")
+    )
     assert (np.nan_to_num(own["acc_masked_nolip"]) >= np.nan_to_num(own["acc_nolip"])).all()
     np.testing.assert_array_equal(own["acc"], block["acc"])  # the same training
-    assert (np.nan_to_num(own["acc_masked_nolip"]) >= np.nan_to_num(block["acc_masked_nolip"])).all()
+    assert (
+        np.nan_to_num(own["acc_masked_nolip"]) >= np.nan_to_num(block["acc_masked_nolip"])
+    ).all()
     assert (own["acc_masked_nolip"] != block["acc_masked_nolip"])[~np.isnan(own["acc"])].any()
 
 
@@ -92,7 +121,9 @@ def test_without_rounds_csv_the_result_still_knows_what_a_study_needs(run_direct
     assert kept.rounds == []
     for name in ("lambda", "rule2", "distance"):
         for task, mean in enumerate(kept.by_task[name]):
-            assert mean == pytest.approx(np.mean([float(row[name]) for row in rows if int(row["task"]) == task]))
+            assert mean == pytest.approx(
+                np.mean([float(row[name]) for row in rows if int(row["task"]) == task])
+            )
     slowest = {}
     for row in rows:
         place = row["seed"], row["task"], row["round"]
@@ -103,14 +134,20 @@ def test_without_rounds_csv_the_result_still_knows_what_a_study_needs(run_direct
 
 def test_split_files_have_the_stated_hash(run_directory):
     content = json.loads((run_directory / "result.json").read_text())
-    hashes = [hashlib.sha256((run_directory / f"seed{s}/split.json").read_bytes()).hexdigest() for s in (0, 3)]
+    hashes = [
+        hashlib.sha256((run_directory / f"seed{s}/split.json").read_bytes()).hexdigest()
+        for s in (0, 3)
+    ]
     assert hashes[0] != hashes[1]
     assert content["split_sha256"] == hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def test_one_seed_states_its_split_file_hash_itself(tmp_path):
     result = fedmes.run(**SMALL, out=tmp_path / "out")
-    assert result.split_sha256 == hashlib.sha256((tmp_path / "out/seed0/split.json").read_bytes()).hexdigest()
+    assert (
+        result.split_sha256
+        == hashlib.sha256((tmp_path / "out/seed0/split.json").read_bytes()).hexdigest()
+    )
 
 
 def test_client_directory(run_directory):
@@ -145,7 +182,12 @@ def test_the_stored_configuration_runs_again_with_the_same_bytes(run_directory, 
 def test_configuration_file_is_whole_and_names_versions(run_directory):
     content = tomllib.loads((run_directory / "config.toml").read_text())
     assert {"torch", "numpy", "python", "fedmes"} <= set(content["versions"])
-    assert content["engine"] == {"name": "stacked", "precision": "float32", "stack": 6, "compile": False}
+    assert content["engine"] == {
+        "name": "stacked",
+        "precision": "float32",
+        "stack": 6,
+        "compile": False,
+    }
     assert content["device"] == "cpu"
     assert config.load(run_directory / "config.toml", {}).model_dump()["knn"]["k"] == 9
 
@@ -183,7 +225,9 @@ def test_seeds_together_equal_seeds_alone(run_directory, tmp_path):
 
 
 def test_clients_with_different_numbers_of_tasks(own_npz, tmp_path):
-    result = fedmes.run(data=str(own_npz), model="linear", rounds=2, epochs=2, memory=6, out=tmp_path / "out")
+    result = fedmes.run(
+        data=str(own_npz), model="linear", rounds=2, epochs=2, memory=6, out=tmp_path / "out"
+    )
     assert result.acc.shape == (1, 2, 3, 3)
     assert np.isnan(result.acc[0, 1, 2]).all()
     assert np.isfinite(result.acc[0, 0, 2]).all()
@@ -197,12 +241,14 @@ def test_clients_with_different_numbers_of_tasks(own_npz, tmp_path):
 
 def test_a_file_that_several_processes_write_is_always_whole(tmp_path):
     """As where two terminals run studies that share a page."""
-    write = (
-        "import sys; from pathlib import Path; from fedmes.common.files import replace_text; print(flush=True); input()"
-    )
+    write = "import sys; from pathlib import Path; from fedmes.common.files import replace_text"
+    write += "; print(flush=True); input()"
     write += "; [replace_text(Path(sys.argv[1]), sys.argv[2] * 1000) for _ in range(200)]"
     page, pipes = tmp_path / "page.md", {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    both = [subprocess.Popen([sys.executable, "-c", write, str(page), letter], **pipes) for letter in "ab"]
+    both = [
+        subprocess.Popen([sys.executable, "-c", write, str(page), letter], **pipes)
+        for letter in "ab"
+    ]
     for process in both:
         process.stdout.readline()  # it is ready
     for process in both:

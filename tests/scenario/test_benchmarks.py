@@ -1,4 +1,5 @@
-"""The paper's benchmarks, dealt out from official class counts alone: no image is needed to know who gets which."""
+"""The paper's benchmarks, dealt out from official class counts alone: no image is needed to know
+who gets which."""
 
 import os
 from functools import cache
@@ -20,9 +21,27 @@ COUNTS = {  # classes, training and test images a class
 }  # fmt: skip
 CONFIGS = Path(__file__).parents[2] / "configs"
 PAPER = ["split-cifar100", "split-emnist", "split-core50", "split-miniimagenet", "fusion-40"]
-BLOCK = {"split-cifar100": 10, "split-emnist": 6, "split-core50": 50, "split-miniimagenet": 10, "fusion-40": 10}
-TASKS = {"split-cifar100": 10, "split-emnist": 10, "split-core50": 11, "split-miniimagenet": 10, "fusion-40": 40}
-SHARE = {"split-cifar100": 50, "split-emnist": 160, "split-core50": 120, "split-miniimagenet": 50, "fusion-40": 50}
+BLOCK = {
+    "split-cifar100": 10,
+    "split-emnist": 6,
+    "split-core50": 50,
+    "split-miniimagenet": 10,
+    "fusion-40": 10,
+}
+TASKS = {
+    "split-cifar100": 10,
+    "split-emnist": 10,
+    "split-core50": 11,
+    "split-miniimagenet": 10,
+    "fusion-40": 40,
+}
+SHARE = {
+    "split-cifar100": 50,
+    "split-emnist": 160,
+    "split-core50": 120,
+    "split-miniimagenet": 50,
+    "fusion-40": 50,
+}
 
 SHA256 = {
     "split-cifar100": [
@@ -53,7 +72,13 @@ SHA256 = {
         "50ac94c76eea1e8d",
         "e6480936a1436956",
     ],
-    "fusion-40": ["d2fb26065e785ff9", "e9be8d81ffdfc74c", "cc894ad3aa79138b", "fd973a0cc112651e", "bf04508ce20b7c2a"],
+    "fusion-40": [
+        "d2fb26065e785ff9",
+        "e9be8d81ffdfc74c",
+        "cc894ad3aa79138b",
+        "fd973a0cc112651e",
+        "bf04508ce20b7c2a",
+    ],
     "affcl-letters": [
         "96feb867211f59ba",
         "dc35366a1fb51286",
@@ -78,7 +103,9 @@ def labels_only(name, objects=False):
     names = tuple(map(str, range(50 if objects else classes)))
     session = y // 50 if objects else None
     y = y % 50 if objects else y
-    return Dataset(np.zeros((len(y), 1, 1, 1), np.uint8), y, names, classes * train, session=session)
+    return Dataset(
+        np.zeros((len(y), 1, 1, 1), np.uint8), y, names, classes * train, session=session
+    )
 
 
 @cache
@@ -99,10 +126,18 @@ def test_invariants(benchmark, clients):
     """What every split must satisfy."""
     data = official(benchmark)
     for seed in range(20):
-        check_split(benchmark, data, dealt(benchmark, seed, clients=clients), clients, np.full(1000, SHARE[benchmark]))
+        check_split(
+            benchmark,
+            data,
+            dealt(benchmark, seed, clients=clients),
+            clients,
+            np.full(1000, SHARE[benchmark]),
+        )
 
 
-@pytest.mark.skipif("FEDMES_TEST_DATA" not in os.environ, reason="FEDMES_TEST_DATA names no folder with real images")
+@pytest.mark.skipif(
+    "FEDMES_TEST_DATA" not in os.environ, reason="FEDMES_TEST_DATA names no folder with real images"
+)
 @pytest.mark.parametrize("benchmark", ["split-cifar100", "split-emnist"])
 def test_invariants_of_real_labels(benchmark, monkeypatch):
     """Of real files, with classes in any order and, in EMNIST, of unequal sizes."""
@@ -112,7 +147,9 @@ def test_invariants_of_real_labels(benchmark, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(root))
     for clients in (10, 20):
         source = open_benchmark(config.load(None, {"benchmark": benchmark, "clients": clients}))
-        shares = np.rint(0.1 * np.bincount(source.dataset.y[: source.dataset.train_count])).astype(int)
+        shares = np.rint(0.1 * np.bincount(source.dataset.y[: source.dataset.train_count])).astype(
+            int
+        )
         for seed in range(20):
             check_split(benchmark, source.dataset, source.stream(seed), clients, shares)
 
@@ -121,9 +158,12 @@ def check_split(benchmark, data, made, clients, shares):
     tests = np.bincount(data.y[data.train_count :])
     assert len(made.clients) == clients
     blocks = {task.name: task.block for client in made.clients for task in client.tasks}
-    assert sorted(c for block in blocks.values() for c in block) == list(range(len(data.class_names)))
+    assert sorted(c for block in blocks.values() for c in block) == list(
+        range(len(data.class_names))
+    )
     assert {len(block) for block in blocks.values()} == {BLOCK[benchmark]}
-    assert len({tuple(task.name for task in client.tasks) for client in made.clients}) == clients  # unique orders
+    # unique orders
+    assert len({tuple(task.name for task in client.tasks) for client in made.clients}) == clients
     held, late = np.zeros(len(data.y), np.int64), any("hold images" in note for note in made.notes)
     for client in made.clients:
         assert len(client.tasks) == TASKS[benchmark]
@@ -131,8 +171,16 @@ def check_split(benchmark, data, made, clients, shares):
             assert 2 <= len(task.classes) <= 5
             assert set(task.classes) <= set(task.block) == set(blocks[task.name])
             assert task.train.max() < data.train_count <= task.test.min()
-            assert set(np.unique(data.y[task.train])) == set(np.unique(data.y[task.test])) == set(task.classes)
-            assert len(np.unique(task.train)) == len(task.train) == sum(shares[c] for c in task.classes)
+            assert (
+                set(np.unique(data.y[task.train]))
+                == set(np.unique(data.y[task.test]))
+                == set(task.classes)
+            )
+            assert (
+                len(np.unique(task.train))
+                == len(task.train)
+                == sum(shares[c] for c in task.classes)
+            )
             assert len(task.test) == sum(tests[c] for c in task.classes)
             held[task.train] += 1
     assert late or held.max() == 1
@@ -166,7 +214,9 @@ def test_core50_by_object_shares_classes_between_sessions():
             assert set(data.session[task.train]) == set(data.session[task.test]) == {int(task.name)}
             assert set(data.y[task.train]) == set(task.classes)
     by_session = dealt("split-core50", 0)  # the same images, under other names
-    assert [t.train.tolist() for t in by_session.clients[3].tasks] == [t.train.tolist() for t in made.clients[3].tasks]
+    assert [t.train.tolist() for t in by_session.clients[3].tasks] == [
+        t.train.tolist() for t in made.clients[3].tasks
+    ]
 
 
 @pytest.mark.parametrize(("benchmark", "classes"), [("affcl-letters", 26), ("affcl-cifar100", 100)])

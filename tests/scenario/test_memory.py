@@ -28,11 +28,14 @@ own = pytest.mark.parametrize("policy", OWN)
 
 
 def stream_of(sizes, seed=0, name="ann", trained=None):
-    """One client, one round a task; rows are scattered, so that they cannot be taken for sample numbers."""
+    """One client, one round a task; rows are scattered, so that they cannot be taken for sample
+    numbers."""
     rows = np.arange(sum(sizes))[::-1] * 3 + 1
     everything = tuple(range(CLASSES))
     parts = np.split(rows, np.cumsum(sizes)[:-1])
-    tasks = tuple(Task(str(t), everything, everything, part, np.array([0])) for t, part in enumerate(parts))
+    tasks = tuple(
+        Task(str(t), everything, everything, part, np.array([0])) for t, part in enumerate(parts)
+    )
     stream = assemble(seed, CLASSES, [Client(name, tasks)], rounds=1)
     if trained is not None:
         stream = dataclasses.replace(stream, active=np.array(trained, np.int64)[:, None])
@@ -74,22 +77,29 @@ class Case:
 
 @some.composite
 def cases(draw):
-    """Tasks of any size, classes that come back, run out or prevail, missed tasks, samples held back."""
+    """Tasks of any size, classes that come back, run out or prevail, missed tasks, samples held
+    back."""
     sizes = draw(some.lists(some.integers(1, 12), min_size=1, max_size=5))
     total = sum(sizes)
     return Case(
         sizes=sizes,
-        labels=draw(some.lists(some.sampled_from([0, 0, 0, 1, 1, 2, 3]), min_size=total, max_size=total)),
+        labels=draw(
+            some.lists(some.sampled_from([0, 0, 0, 1, 1, 2, 3]), min_size=total, max_size=total)
+        ),
         capacity=draw(some.integers(0, 25)),
         seed=draw(some.integers(0, 9)),
-        trained=draw(some.lists(some.sampled_from([True, True, False]), min_size=len(sizes), max_size=len(sizes))),
+        trained=draw(
+            some.lists(
+                some.sampled_from([True, True, False]), min_size=len(sizes), max_size=len(sizes)
+            )
+        ),
         work=dataclasses.replace(
             WORK, per_task=draw(some.none() | some.integers(0, 10)), hold_back=draw(some.booleans())
         ),
     )
 
 
-# --- what every memory satisfies -----------------------------------------------------------------------------------
+# --- what every memory satisfies ------------------------------------------------------------------
 
 
 @every
@@ -111,7 +121,10 @@ def test_never_too_much_never_twice_and_only_what_was_trained_on(policy, case):
 @given(case=cases())
 def test_as_full_as_it_can_be(policy, case):
     plan = case.plan(policy)
-    offered = [len(numbers[: case.work.per_task]) * t for numbers, t in zip(plan.samples, case.trained, strict=True)]
+    offered = [
+        len(numbers[: case.work.per_task]) * t
+        for numbers, t in zip(plan.samples, case.trained, strict=True)
+    ]
     expected = [min(case.capacity, total) for total in np.cumsum(offered).tolist()]
     assert [len(numbers) for numbers in plan.memory_after] == expected
 
@@ -123,7 +136,8 @@ def test_what_stays_keeps_its_order_and_what_is_new_comes_last(policy, case):
     plan = case.plan(policy)
     for p, (before, after) in enumerate(zip(plan.memory, plan.memory_after, strict=True)):
         old = plan.task[after] < p
-        assert after[old].tolist() == before[np.isin(before, after)].tolist()  # so nothing that left is back
+        # so nothing that left is back
+        assert after[old].tolist() == before[np.isin(before, after)].tolist()
         assert old.tolist() == sorted(old.tolist(), reverse=True)
         if not case.trained[p]:
             assert after.tolist() == before.tolist()
@@ -151,12 +165,16 @@ def test_three_tasks_and_the_first_three_of_five(policy):
     assert by_task(plan_of(sizes, 15, "fifo"))[0] == [3, 0, 0, 0, 0]
 
 
-# --- from the old memory and the new samples alone -----------------------------------------------------------------
+# --- from the old memory and the new samples alone ------------------------------------------------
 
 
 def dealt(numbers, capacity, group, rank):
-    """Equal shares by dealing: each group in turn gives its next sample; the last deal goes by rank."""
-    hands = {g: sorted((n for n in numbers if group[n] == g), key=lambda n: rank[n]) for g in set(group[numbers])}
+    """Equal shares by dealing: each group in turn gives its next sample; the last deal goes by
+    rank."""
+    hands = {
+        g: sorted((n for n in numbers if group[n] == g), key=lambda n: rank[n])
+        for g in set(group[numbers])
+    }
     kept = []
     while len(kept) < capacity and any(hands.values()):
         deal = sorted((hand.pop(0) for hand in hands.values() if hand), key=lambda n: rank[n])
@@ -167,7 +185,9 @@ def dealt(numbers, capacity, group, rank):
 def kept_of_all(policy, numbers, capacity, traits):
     if policy == "reservoir":
         return sorted(numbers, key=lambda n: traits.rank[n])[:capacity]
-    return dealt(numbers, capacity, traits.label if policy == "balanced" else traits.task, traits.rank)
+    return dealt(
+        numbers, capacity, traits.label if policy == "balanced" else traits.task, traits.rank
+    )
 
 
 @own
@@ -176,21 +196,28 @@ def kept_of_all(policy, numbers, capacity, traits):
 def test_step_by_step_is_as_if_all_samples_were_still_there(policy, case):
     """And what was dropped is not looked at again: its rank, task and label may be anything."""
     task = np.repeat(np.arange(len(case.sizes)), case.sizes)
-    traits = Traits(keyed_random.uniforms(len(task), case.seed, "rank"), task, np.array(case.labels))
+    traits = Traits(
+        keyed_random.uniforms(len(task), case.seed, "rank"), task, np.array(case.labels)
+    )
     memory, met = NONE, NONE
     for p in range(len(case.sizes)):
         new = np.flatnonzero(task == p)
         new = new[keyed_random.permutation(len(new), case.seed, "order", p)]
         met = np.concatenate([met, new[: case.work.per_task]])
         gone = ~np.isin(np.arange(len(task)), np.concatenate([memory, new]))
-        other = Traits(*(np.where(gone, keyed_random.integer(-5, 5, p), t) for t in (traits.rank, task, traits.label)))
+        other = Traits(
+            *(
+                np.where(gone, keyed_random.integer(-5, 5, p), t)
+                for t in (traits.rank, task, traits.label)
+            )
+        )
         blind = POLICIES[policy](memory, new, case.work.per_task, case.capacity, other)
         memory = POLICIES[policy](memory, new, case.work.per_task, case.capacity, traits)
         assert memory.tolist() == blind.tolist()
         assert sorted(memory.tolist()) == sorted(kept_of_all(policy, met, case.capacity, traits))
 
 
-# --- equal shares --------------------------------------------------------------------------------------------------
+# --- equal shares ---------------------------------------------------------------------------------
 
 
 def assert_equal_shares(held, met):
@@ -214,13 +241,21 @@ def test_balanced_holds_as_many_of_each_class(case):
 @given(case=cases())
 def test_ring_holds_as_many_of_each_task(case):
     plan = case.plan("ring")
-    offered = [len(numbers[: case.work.per_task]) * t for numbers, t in zip(plan.samples, case.trained, strict=True)]
+    offered = [
+        len(numbers[: case.work.per_task]) * t
+        for numbers, t in zip(plan.samples, case.trained, strict=True)
+    ]
     for p, held in enumerate(by_task(plan)):
         assert_equal_shares(held, offered[: p + 1] + [0] * (plan.tasks - p - 1))
 
 
 def test_shares_of_a_ring_shrink_as_tasks_come():
-    assert by_task(plan_of([20, 20, 20, 20], 12, "ring")) == [[12, 0, 0, 0], [6, 6, 0, 0], [4, 4, 4, 0], [3, 3, 3, 3]]
+    assert by_task(plan_of([20, 20, 20, 20], 12, "ring")) == [
+        [12, 0, 0, 0],
+        [6, 6, 0, 0],
+        [4, 4, 4, 0],
+        [3, 3, 3, 3],
+    ]
     assert by_task(plan_of([20, 2, 20], 12, "ring")) == [[12, 0, 0], [10, 2, 0], [5, 2, 5]]
     assert by_task(plan_of([20, 20, 20], 12, "ring", work=dataclasses.replace(WORK, per_task=5))) == [
         [5, 0, 0], [5, 5, 0], [4, 4, 4],
@@ -231,8 +266,13 @@ def test_shares_of_classes():
     """Three tasks: classes 0 and 1; class 2, of which there is little; class 0 again."""
     labels = np.repeat([0, 1, 2, 0], [15, 5, 2, 20])
     plan = plan_of([20, 2, 20], 12, "balanced", labels)
-    assert [counts(labels[m], CLASSES) for m in plan.memory_after] == [[7, 5, 0, 0], [5, 5, 2, 0], [5, 5, 2, 0]]
-    assert by_task(plan)[2][2] > 0  # a class's samples stay by chance, whichever task they came with
+    assert [counts(labels[m], CLASSES) for m in plan.memory_after] == [
+        [7, 5, 0, 0],
+        [5, 5, 2, 0],
+        [5, 5, 2, 0],
+    ]
+    # a class's samples stay by chance, whichever task they came with
+    assert by_task(plan)[2][2] > 0
 
 
 @pytest.mark.parametrize(("policy", "sizes"), [("ring", [20, 20]), ("balanced", [25, 15])])
@@ -249,7 +289,7 @@ def test_the_odd_place_and_the_places_of_a_share_go_by_chance(policy, sizes):
     assert (abs(kept - 70) < 35).all()  # four standard deviations are 30
 
 
-# --- reservoir -----------------------------------------------------------------------------------------------------
+# --- reservoir ------------------------------------------------------------------------------------
 
 
 def test_a_reservoir_keeps_every_sample_equally_often():
@@ -266,13 +306,16 @@ def test_a_reservoir_keeps_every_sample_equally_often():
 
 
 def test_a_reservoir_of_what_is_offered():
-    """With `per_task` a large task offers no more than a small one, and what it offers counts no more."""
+    """With `per_task` a large task offers no more than a small one, and what it offers counts no
+    more."""
     work = dataclasses.replace(WORK, per_task=10)
-    shares = [by_task(plan_of([10, 100], 10, "reservoir", work=work, seed=seed))[1] for seed in range(300)]
+    shares = [
+        by_task(plan_of([10, 100], 10, "reservoir", work=work, seed=seed))[1] for seed in range(300)
+    ]
     assert np.mean(shares, axis=0) == pytest.approx([5, 5], abs=0.4)
 
 
-# --- by hand -------------------------------------------------------------------------------------------------------
+# --- by hand --------------------------------------------------------------------------------------
 
 BY_HAND = Traits(
     rank=np.array([0.9, 0.1, 0.5, 0.3, 0.2, 0.8, 0.4, 0.6]),
@@ -298,10 +341,13 @@ BY_HAND = Traits(
     ],
 )
 def test_policies_by_hand(policy, admit, capacity, expected):
-    assert policy(np.array([2, 3, 1]), np.array([5, 6, 4, 7]), admit, capacity, BY_HAND).tolist() == expected
+    assert (
+        policy(np.array([2, 3, 1]), np.array([5, 6, 4, 7]), admit, capacity, BY_HAND).tolist()
+        == expected
+    )
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 LABELS = np.arange(30) % 3
 
@@ -326,7 +372,16 @@ def test_seed_and_name_decide(policy):
         return plan_of([18, 5, 7], 6, policy, LABELS, **about).memory_after[-1].tolist()
 
     assert kept(seed=3, name="ann") == kept(seed=3, name="ann")
-    assert len({tuple(sorted(kept(seed=seed, name=name))) for seed in (3, 4) for name in ("ann", "bob")}) == 4
+    assert (
+        len(
+            {
+                tuple(sorted(kept(seed=seed, name=name)))
+                for seed in (3, 4)
+                for name in ("ann", "bob")
+            }
+        )
+        == 4
+    )
 
 
 @own
@@ -338,7 +393,7 @@ def test_a_larger_memory_holds_all_of_a_smaller_one(policy):
     assert [len(plan.memory_after[2]) for plan in plans] == [*range(31), 30]
 
 
-# --- labels --------------------------------------------------------------------------------------------------------
+# --- labels ---------------------------------------------------------------------------------------
 
 
 def test_of_all_policies_balanced_alone_asks_for_labels():
@@ -355,7 +410,13 @@ def test_of_all_policies_balanced_alone_asks_for_labels():
 @own
 def test_policies_in_an_experiment(policy):
     """Each client has a capacity of its own; classes come from the data set."""
-    options = {"benchmark": "synthetic", "clients": 3, "tasks": 3, "memory": [0, 30, 11], "memory.policy": policy}
+    options = {
+        "benchmark": "synthetic",
+        "clients": 3,
+        "tasks": 3,
+        "memory": [0, 30, 11],
+        "memory.policy": policy,
+    }
     prepared = prepare(config.load(None, options | {"model": "linear"}))
     y = prepared.source.dataset.y
     plans = prepared.federations[0].plans

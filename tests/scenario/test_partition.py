@@ -28,7 +28,9 @@ def dealt(holders, frac, images=10, **options):
 def test_frac_as_a_share_of_a_class():
     labels = source("digits").dataset.y[: source("digits").dataset.train_count]
     pools = per_class(np.arange(len(labels)), labels)
-    split = open_benchmark(config.load(None, {"benchmark": "split-digits", "stream.frac": 0.1})).stream(0)
+    split = open_benchmark(
+        config.load(None, {"benchmark": "split-digits", "stream.frac": 0.1})
+    ).stream(0)
     for _, task in tasks_of(split):
         assert per_class(task.train, labels) == {c: round(0.1 * pools[c]) for c in task.classes}
 
@@ -47,7 +49,9 @@ def test_frac_one_is_the_whole_class_and_a_large_number_is_clipped_to_it():
 
 
 def test_a_tiny_frac_gives_one_image():
-    assert all(len(task.train) == len(task.classes) for _, task in tasks_of(made(stream__frac=0.001)))
+    assert all(
+        len(task.train) == len(task.classes) for _, task in tasks_of(made(stream__frac=0.001))
+    )
 
 
 def test_frac_holders_uses_every_image_once():
@@ -56,7 +60,11 @@ def test_frac_holders_uses_every_image_once():
     rows = np.concatenate([task.train for _, task in tasks_of(split)])
     assert sorted(rows.tolist()) == np.flatnonzero(np.isin(labels, list(held_classes))).tolist()
     for label in held_classes:
-        shares = [int((labels[task.train] == label).sum()) for _, task in tasks_of(split) if label in task.classes]
+        shares = [
+            int((labels[task.train] == label).sum())
+            for _, task in tasks_of(split)
+            if label in task.classes
+        ]
         assert max(shares) - min(shares) <= 1
     assert split.notes == ()
 
@@ -71,7 +79,8 @@ def test_holders_who_outnumber_the_images_get_one_each():
 
 
 def test_overlap_begins_when_the_pool_is_used_up():
-    """Ten images, four for each: clients 0 and 1 have their own, client 2 shares two, client 3 shares all."""
+    """Ten images, four for each: clients 0 and 1 have their own, client 2 shares two, client 3
+    shares all."""
     split = dealt(holders=4, frac=0.4)
     rows = [[r for r in client.tasks[0].train.tolist() if r < 10] for client in split.clients]
     assert [len(set(own)) for own in rows] == [4, 4, 4, 4]
@@ -92,7 +101,10 @@ def test_no_overlap_where_the_pool_is_just_enough():
 
 def test_cap_keeps_a_part_of_what_a_client_has():
     whole, capped = made(stream__frac=10), made(stream__frac=10, stream__cap=25)
-    sizes = [(len(a.train), len(b.train)) for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True)]
+    sizes = [
+        (len(a.train), len(b.train))
+        for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True)
+    ]
     assert all(after == min(before, 25) for before, after in sizes)
     assert {before for before, _ in sizes} >= {20, 50}
     for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(capped), strict=True):
@@ -104,7 +116,8 @@ def test_cap_keeps_a_part_of_what_a_client_has():
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("shares", ["even", "dirichlet:0.1"])
 def test_cap_keeps_every_class_in_proportion(seed, shares):
-    """Also a class with one image among classes with many: none gets a further one while another is behind."""
+    """Also a class with one image among classes with many: none gets a further one while another is
+    behind."""
     labels = np.repeat(np.arange(4), [300, 100, 40, 6])
 
     def tasks(cap):
@@ -128,7 +141,9 @@ def test_a_cap_that_bites_nowhere_changes_nothing():
 
 
 def test_a_cap_below_the_number_of_classes():
-    with pytest.raises(UserError, match=r"stream\.cap=1: task \d of client \d has \d classes and needs as many"):
+    with pytest.raises(
+        UserError, match=r"stream\.cap=1: task \d of client \d has \d classes and needs as many"
+    ):
         made(stream__frac=10, stream__cap=1)
 
 
@@ -139,7 +154,8 @@ def test_test_frac_keeps_the_same_part_of_a_class_for_everybody():
     for (_, a), (_, b) in zip(tasks_of(whole), tasks_of(part), strict=True):
         assert set(b.test.tolist()) <= set(a.test.tolist())
         assert b.train.tolist() == a.train.tolist()
-        assert per_class(b.test, labels) == dict.fromkeys(b.classes, 3)  # a quarter of ten, rounded up
+        # a quarter of ten, rounded up
+        assert per_class(b.test, labels) == dict.fromkeys(b.classes, 3)
         for label in b.classes:
             rows = b.test[labels[b.test] == label].tolist()
             assert kept.setdefault(label, rows) == rows
@@ -166,7 +182,9 @@ def test_more_tasks_than_the_benchmark_has():
 
 
 def test_method_model_and_training_options_do_not_change_the_split():
-    other = config.load(None, {"method": "fedavg", "model": "linear", "epochs": 1, "batch": 3, "memory": 7})
+    other = config.load(
+        None, {"method": "fedavg", "model": "linear", "epochs": 1, "batch": 3, "memory": 7}
+    )
     assert open_benchmark(other).stream(0).to_bytes() == stream("digits").to_bytes()
 
 
@@ -179,7 +197,10 @@ def test_dirichlet_shares_are_disjoint_unequal_and_as_many_in_all(frac):
         made = dealt(6, frac, images=400, partition=f"dirichlet:{alpha}")
         rows = np.concatenate([c.tasks[0].train for c in made.clients])
         assert len(np.unique(rows)) == len(rows) == total
-        sizes = [sorted(per_class(c.tasks[0].train, np.repeat([0, 1], 400)).values()) for c in made.clients]
+        sizes = [
+            sorted(per_class(c.tasks[0].train, np.repeat([0, 1], 400)).values())
+            for c in made.clients
+        ]
         assert all(len(size) == 2 and size[0] >= 1 for size in sizes)
         spread[alpha] = np.std([count for size in sizes for count in size])
     assert spread["0.3"] > 2 * spread["100"]

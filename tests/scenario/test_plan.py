@@ -21,11 +21,16 @@ WORK = Work(epochs=3, batch=4, memory_batch=5)
 
 
 def client(name, *tasks, start=0):
-    """A client with tasks (training images, block, own classes); three test images each; rows are counted up."""
+    """A client with tasks (training images, block, own classes); three test images each; rows are
+    counted up."""
     made = []
     for number, (size, block, classes) in enumerate(tasks):
         train = np.arange(start, start + size)[::-1] * 2  # even rows, not in rising order
-        made.append(Task(f"t{number}", block, classes, train, np.array([start, start + 1, start + 2]) * 2 + 1))
+        made.append(
+            Task(
+                f"t{number}", block, classes, train, np.array([start, start + 1, start + 2]) * 2 + 1
+            )
+        )
         start += size
     return Client(name, tuple(made))
 
@@ -34,11 +39,16 @@ ANN = client("ann", (10, (0, 1, 2), (0, 2)), (7, (3, 4), (3, 4)), (4, (5, 6, 7),
 BOB = client("bob", (3, (3, 4), (4,)), (9, (0, 1, 2), (0, 1)), start=500)
 LOCKSTEP = streams.assemble(0, CLASSES, [ANN, BOB], rounds=2)
 
-# ann misses her second task altogether, comes late to the third; bob is away when his first one ends.
+# ann misses her second task altogether, comes late to the third; bob is away when his first one
+# ends.
 STAGGERED = dataclasses.replace(
     LOCKSTEP,
-    position=np.array([[-1, 0], [0, 0], [0, 1], [0, 1], [1, 1], [1, 1], [2, 1], [2, 1], [2, 1], [-1, -1]]),
-    active=np.array([[0, 1], [1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 1], [1, 1], [1, 0], [1, 1]]),
+    position=np.array(
+        [[-1, 0], [0, 0], [0, 1], [0, 1], [1, 1], [1, 1], [2, 1], [2, 1], [2, 1], [-1, -1]]
+    ),
+    active=np.array(
+        [[0, 1], [1, 0], [0, 1], [1, 1], [0, 0], [0, 1], [0, 1], [1, 1], [1, 0], [1, 1]]
+    ),
 )
 STREAMS = {"lockstep": LOCKSTEP, "staggered": STAGGERED}
 ONE_CLASS = np.zeros(10_000, np.int64)  # labels by row, where they do not matter
@@ -64,11 +74,12 @@ def size(stream, column, position):
 def same(one, other):
     """Two rounds are equal, tables and all."""
     return all(
-        np.array_equal(getattr(one, field.name), getattr(other, field.name)) for field in dataclasses.fields(one)
+        np.array_equal(getattr(one, field.name), getattr(other, field.name))
+        for field in dataclasses.fields(one)
     )
 
 
-# --- batches -------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 @everybody
@@ -79,7 +90,10 @@ def test_an_epoch_walks_each_sample_once(stream, column, batch):
     for _, work in rounds_of(made):
         for epoch in range(3):
             walked = work.batch[work.epoch == epoch].ravel()
-            assert sorted(walked[walked >= 0].tolist()) == np.flatnonzero(made.task == work.position).tolist()
+            assert (
+                sorted(walked[walked >= 0].tolist())
+                == np.flatnonzero(made.task == work.position).tolist()
+            )
 
 
 @everybody
@@ -103,7 +117,11 @@ def test_the_last_incomplete_batch_is_kept():
 
 
 def test_epochs_and_rounds_are_shuffled_anew():
-    walks = [tuple(work.batch[work.epoch == e].ravel()) for _, work in rounds_of(plan()) for e in range(3)]
+    walks = [
+        tuple(work.batch[work.epoch == e].ravel())
+        for _, work in rounds_of(plan())
+        for e in range(3)
+    ]
     assert len(set(walks)) == len(walks) == 18
 
 
@@ -117,7 +135,7 @@ def test_a_round_is_the_same_however_often_and_in_which_order_it_is_asked_for():
 
 
 def test_walking_all_tasks_so_far():
-    made = plan(walk="seen")
+    made = plan(epoch_over="seen")
     assert [len(work.samples) for _, work in rounds_of(made)] == [10, 10, 17, 17, 21, 21]
     for _, work in rounds_of(made):
         assert work.samples.tolist() == np.flatnonzero(made.task <= work.position).tolist()
@@ -127,11 +145,11 @@ def test_walking_all_tasks_so_far():
 
 
 def test_walking_all_tasks_so_far_leaves_out_a_missed_one():
-    made = plan("staggered", walk="seen")
+    made = plan("staggered", epoch_over="seen")
     assert sorted(made.round(7).samples.tolist()) == np.flatnonzero(made.task != 1).tolist()
 
 
-# --- numbering -----------------------------------------------------------------------------------------------------
+# --- numbering ------------------------------------------------------------------------------------
 
 
 def test_samples_are_numbered_through_the_tasks():
@@ -145,10 +163,22 @@ def test_samples_are_numbered_through_the_tasks():
 def test_blocks_and_classes_seen_in_lock_step():
     made = plan()
     assert [np.flatnonzero(row).tolist() for row in made.blocks] == [[0, 1, 2], [3, 4], [5, 6, 7]]
-    assert [np.flatnonzero(row).tolist() for row in made.seen] == [[0, 2], [0, 2, 3, 4], [0, 2, 3, 4, 5, 6]]
-    assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [[0, 1, 2], [*range(5)], [*range(8)]]
-    assert [np.flatnonzero(row).tolist() for row in made.told("own")] == [[0, 2], [3, 4], [5, 6]]
-    assert np.array_equal(made.told("block"), made.blocks)
+    assert [np.flatnonzero(row).tolist() for row in made.seen] == [
+        [0, 2],
+        [0, 2, 3, 4],
+        [0, 2, 3, 4, 5, 6],
+    ]
+    assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [
+        [0, 1, 2],
+        [*range(5)],
+        [*range(8)],
+    ]
+    assert [np.flatnonzero(row).tolist() for row in made.classes_given_task("own")] == [
+        [0, 2],
+        [3, 4],
+        [5, 6],
+    ]
+    assert np.array_equal(made.classes_given_task("block"), made.blocks)
 
 
 def test_tables_of_a_client_with_fewer_tasks_are_as_long_as_the_longest():
@@ -158,7 +188,7 @@ def test_tables_of_a_client_with_fewer_tasks_are_as_long_as_the_longest():
     assert [np.flatnonzero(row).tolist() for row in made.seen] == [[4], [0, 1, 4], [0, 1, 4]]
 
 
-# --- the schedule --------------------------------------------------------------------------------------------------
+# --- the schedule ---------------------------------------------------------------------------------
 
 
 def test_index_first_and_last_in_lock_step():
@@ -187,7 +217,9 @@ def test_index_first_and_last_in_lock_step():
     ],
 )  # fmt: skip
 def test_index_first_and_last_with_dropouts(column, expected):
-    assert [(g, w.position, w.index, w.first, w.last) for g, w in rounds_of(plan("staggered", column))] == expected
+    assert [
+        (g, w.position, w.index, w.first, w.last) for g, w in rounds_of(plan("staggered", column))
+    ] == expected
 
 
 def test_an_idle_client_sits_out_even_if_marked_active():
@@ -203,7 +235,10 @@ def test_ends_in_lock_step():
 
 def test_ends_with_dropouts():
     """A task ends with its last scheduled round, present or not; a missed one never ends."""
-    assert [plan("staggered", 0).ends(g) for g in range(10)] == [None] * 3 + [0] + [None] * 4 + [2, None]
+    assert [plan("staggered", 0).ends(g) for g in range(10)] == [None] * 3 + [0] + [None] * 4 + [
+        2,
+        None,
+    ]
     assert [plan("staggered", 1).ends(g) for g in range(10)] == [None, 0] + [None] * 6 + [1, None]
 
 
@@ -217,14 +252,21 @@ def test_a_missed_task_leaves_no_trace():
     made = plan("staggered", 0, hold_back=True)
     assert made.trained == [True, False, True]
     assert [np.flatnonzero(row).tolist() for row in made.seen] == [[0, 2], [0, 2], [0, 2, 5, 6]]
-    assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 5, 6, 7]]
+    assert [np.flatnonzero(row).tolist() for row in made.blocks_so_far] == [
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 1, 2, 5, 6, 7],
+    ]
     assert made.memory[1].tolist() == made.memory_after[1].tolist() == made.memory_after[0].tolist()
-    used = np.concatenate([work.batch.ravel() for _, work in rounds_of(made)] + made.memory + made.memory_after)
+    used = np.concatenate(
+        [work.batch.ravel() for _, work in rounds_of(made)] + made.memory + made.memory_after
+    )
     assert not np.isin(used, np.flatnonzero(made.task == 1)).any()
 
 
 def test_dropouts_do_not_change_the_rounds_that_take_place():
-    """A round's numbers hang on the client, the task and the rounds passed, not on who was away before."""
+    """A round's numbers hang on the client, the task and the rounds passed, not on who was away
+    before."""
     full = dataclasses.replace(STAGGERED, active=(STAGGERED.position >= 0).astype(np.int64))
     whole, gaps = Plan(full, 0, 6, WORK), plan("staggered", 0)
     for g in (1, 3, 7, 8):
@@ -232,7 +274,7 @@ def test_dropouts_do_not_change_the_rounds_that_take_place():
         assert np.array_equal(whole.round(g).key, gaps.round(g).key)
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def held(made, table):
@@ -244,7 +286,11 @@ def held(made, table):
 def test_the_memory_holds_an_equal_share_of_each_past_task(capacity):
     made, share = plan(capacity=capacity), capacity // 3
     assert held(made, made.memory) == [[0, 0, 0], [share, 0, 0], [share, share, 0]]
-    assert held(made, made.memory_after) == [[share, 0, 0], [share, share, 0], [share, share, share]]
+    assert held(made, made.memory_after) == [
+        [share, 0, 0],
+        [share, share, 0],
+        [share, share, share],
+    ]
 
 
 def test_a_share_counts_the_clients_own_tasks():
@@ -303,7 +349,10 @@ def test_a_small_memory_is_used_whole_in_every_step():
 
 def test_memory_batches_differ_from_step_to_step_and_reach_every_sample():
     made = plan(capacity=18, memory_batch=3)
-    steps = [tuple(sorted(step)) for step in made.round(2).memory.tolist() + made.round(3).memory.tolist()]
+    steps = [
+        tuple(sorted(step))
+        for step in made.round(2).memory.tolist() + made.round(3).memory.tolist()
+    ]
     assert len(steps) == 12
     assert len(set(steps)) > 6
     assert {number for step in steps for number in step} == set(made.memory[1].tolist())
@@ -314,7 +363,8 @@ def test_per_task_override_drops_the_oldest_sample_by_sample():
     four = client("four", *[(8, (0, 1), (0, 1))] * 4)
     made = Plan(streams.assemble(0, 2, [four], 1), 0, 7, dataclasses.replace(WORK, per_task=3))
     assert held(made, made.memory_after) == [[3, 0, 0, 0], [3, 3, 0, 0], [1, 3, 3, 0], [0, 1, 3, 3]]
-    assert made.memory_after[2][0] == made.memory_after[0][2]  # the last that entered is the last that leaves
+    # the last that entered is the last that leaves
+    assert made.memory_after[2][0] == made.memory_after[0][2]
     assert made.memory_after[3][:4].tolist() == made.memory_after[2][3:].tolist()
 
 
@@ -368,25 +418,33 @@ def test_a_list_of_capacities_of_the_wrong_length():
         config.load(None, {"clients": 3, "memory": [5, 6]}).capacities()
 
 
-# --- held back -----------------------------------------------------------------------------------------------------
+# --- held back ------------------------------------------------------------------------------------
 
 
 @everybody
-@pytest.mark.parametrize("walk", ["task", "seen"])
-def test_held_back_samples_are_neither_trained_on_nor_remembered(stream, column, walk):
-    made = plan(stream, column, capacity=100, hold_back=True, per_task=100, walk=walk)
+@pytest.mark.parametrize("epoch_over", ["task", "seen"])
+def test_held_back_samples_are_neither_trained_on_nor_remembered(stream, column, epoch_over):
+    made = plan(stream, column, capacity=100, hold_back=True, per_task=100, epoch_over=epoch_over)
     spare = np.concatenate(made.held_back)
     assert [len(numbers) for numbers in made.held_back] == [1] * made.tasks
     for p in range(made.tasks):
         own = np.flatnonzero(made.task == p).tolist()
         assert sorted(made.samples[p].tolist() + made.held_back[p].tolist()) == own
-    used = [work.batch.ravel() for _, work in rounds_of(made)] + [work.memory.ravel() for _, work in rounds_of(made)]
+    used = [work.batch.ravel() for _, work in rounds_of(made)] + [
+        work.memory.ravel() for _, work in rounds_of(made)
+    ]
     assert not np.isin(np.concatenate(used + made.memory + made.memory_after), spare).any()
 
 
 def test_a_tenth_is_held_back_and_something_is_left():
     sized = client("sized", *[(count, (0,), (0,)) for count in (1, 2, 9, 20, 39, 100)])
-    made = Plan(streams.assemble(0, 1, [sized], 1), 0, 6, dataclasses.replace(WORK, hold_back=True), ONE_CLASS)
+    made = Plan(
+        streams.assemble(0, 1, [sized], 1),
+        0,
+        6,
+        dataclasses.replace(WORK, hold_back=True),
+        ONE_CLASS,
+    )
     assert [len(numbers) for numbers in made.held_back] == [0, 1, 1, 2, 3, 10]
     assert [len(numbers) for numbers in made.samples] == [1, 1, 8, 18, 36, 90]
     assert made.held_back_until(0).tolist() == []
@@ -416,8 +474,11 @@ def test_held_back_samples_are_of_all_classes_and_leave_some_of_each(seed):
 def test_samples_are_held_back_at_random():
     assert len({str(held_back([5] * 10, seed)) for seed in range(20)}) > 5
     label = np.zeros(40, np.int64)
-    drawn = [a_tenth_of_each_class(keyed_random.permutation(40, seed), label) for seed in range(200)]
-    assert np.bincount(np.concatenate(drawn), minlength=40).min() > 5  # each is drawn, 20 times on average
+    drawn = [
+        a_tenth_of_each_class(keyed_random.permutation(40, seed), label) for seed in range(200)
+    ]
+    # each is drawn, 20 times on average
+    assert np.bincount(np.concatenate(drawn), minlength=40).min() > 5
 
 
 def test_holding_back_asks_for_labels():
@@ -429,12 +490,17 @@ def test_nothing_is_held_back_unless_asked():
     assert [len(numbers) for numbers in plan().held_back] == [0, 0, 0]
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 def test_keys_differ_between_steps_rounds_clients_and_seeds():
     other = Plan(dataclasses.replace(LOCKSTEP, seed=1), 0, 6, WORK)
-    keys = [key for made in (plan(), plan(column=1), other) for _, work in rounds_of(made) for key in work.key.tolist()]
+    keys = [
+        key
+        for made in (plan(), plan(column=1), other)
+        for _, work in rounds_of(made)
+        for key in work.key.tolist()
+    ]
     assert len(set(keys)) == len(keys) == 3 * (2 * 3 + 2 * 2 + 2 * 1) * 2 + 3 * (2 * 1 + 2 * 3)
     assert all(0 <= key < 2**63 for key in keys)
 
@@ -445,7 +511,9 @@ def test_a_plan_does_not_depend_on_the_other_clients():
     among = Plan(crowd, 2, 6, WORK)
     for g in range(4):
         assert same(alone.round(g), among.round(g))
-    for one, other in zip(alone.memory + alone.memory_after, among.memory + among.memory_after, strict=True):
+    for one, other in zip(
+        alone.memory + alone.memory_after, among.memory + among.memory_after, strict=True
+    ):
         assert one.tolist() == other.tolist()
     assert np.array_equal(alone.seen, among.seen[:2])
     assert np.array_equal(alone.blocks, among.blocks[:2])

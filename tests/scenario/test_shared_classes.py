@@ -1,4 +1,5 @@
-"""Tasks that share their classes, of which each client has some: the blocks overlap and are not what a client has."""
+"""Tasks that share their classes, of which each client has some: the blocks overlap and are not
+what a client has."""
 
 import numpy as np
 import pytest
@@ -23,15 +24,24 @@ TINY = {
 
 @pytest.fixture(autouse=True)
 def objects(monkeypatch):
-    """CORe50 with objects as classes, as vectors: every task's block is all fifty, a client has one to five of them."""
+    """CORe50 with objects as classes, as vectors: every task's block is all fifty, a client has one
+    to five of them."""
 
     def load(name, **options):
         assert (name, options["labels"]) == ("core50", "objects")
         kinds = [
-            (s, o) for count in (TRAIN, TEST) for s in range(SESSIONS) for o in range(OBJECTS) for _ in range(count)
+            (s, o)
+            for count in (TRAIN, TEST)
+            for s in range(SESSIONS)
+            for o in range(OBJECTS)
+            for _ in range(count)
         ]
         session, y = (np.array(column) for column in zip(*kinds, strict=True))
-        x = np.eye(OBJECTS)[y] * 3 + np.eye(OBJECTS)[session] + np.random.RandomState(0).randn(len(y), OBJECTS)
+        x = (
+            np.eye(OBJECTS)[y] * 3
+            + np.eye(OBJECTS)[session]
+            + np.random.RandomState(0).randn(len(y), OBJECTS)
+        )
         names = tuple(f"o{o + 1}" for o in range(OBJECTS))
         count = SESSIONS * OBJECTS * TRAIN
         return Dataset(x.astype(np.float32), y, names, train_count=count, session=session)
@@ -40,7 +50,9 @@ def objects(monkeypatch):
 
 
 def prepared(method, **options):
-    return prepare(config.load(None, TINY | {"method": method, "engine.precision": "float64"} | options))
+    return prepare(
+        config.load(None, TINY | {"method": method, "engine.precision": "float64"} | options)
+    )
 
 
 def test_a_client_is_told_its_own_classes_beside_the_block():
@@ -48,14 +60,18 @@ def test_a_client_is_told_its_own_classes_beside_the_block():
     plan = made.federations[0].plans[0]
     assert plan.blocks.all()
     tasks = made.federations[0].stream.clients[0].tasks
-    assert [np.flatnonzero(row).tolist() for row in plan.own] == [list(task.classes) for task in tasks]
+    assert [np.flatnonzero(row).tolist() for row in plan.own] == [
+        list(task.classes) for task in tasks
+    ]
     assert (plan.own.sum(axis=1) < OBJECTS).all()
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):
-    options = config.load(None, TINY | {"method": method, "engine.name": engine, "engine.precision": "float64"})
+    options = config.load(
+        None, TINY | {"method": method, "engine.name": engine, "engine.precision": "float64"}
+    )
     assert_predicts_what_was_scored(fedmes.run(**options.as_dict(), out=tmp_path / "out"))
 
 

@@ -26,7 +26,7 @@ SEEDS = range(20)
 everywhere = pytest.mark.parametrize("size", SIZES)
 
 
-# --- invariants ----------------------------------------------------------------------------------------------------
+# --- invariants -----------------------------------------------------------------------------------
 
 
 @everywhere
@@ -44,7 +44,9 @@ def test_blocks_partition_the_classes(size):
 def test_every_client_meets_every_task_once(size):
     for seed in SEEDS:
         made = stream(size, seed)
-        assert [client.name for client in made.clients] == [str(k) for k in range(configured(size).clients)]
+        assert [client.name for client in made.clients] == [
+            str(k) for k in range(configured(size).clients)
+        ]
         names = [str(b) for b in range(configured(size).tasks)]
         assert all(sorted(task.name for task in client.tasks) == names for client in made.clients)
 
@@ -61,10 +63,14 @@ def test_number_of_classes_is_within_the_bounds_clipped_to_the_block(size):
 
 
 def test_both_bounds_of_the_number_of_classes_are_met():
-    counts = Counter(len(task.classes) for seed in SEEDS for _, task in tasks_of(stream("synthetic", seed)))
+    counts = Counter(
+        len(task.classes) for seed in SEEDS for _, task in tasks_of(stream("synthetic", seed))
+    )
     assert sorted(counts) == [2, 3, 4, 5]
     assert min(counts.values()) > 0.8 * 1000 / 4  # uniform: 1,000 draws, four values
-    assert {len(t.classes) for _, t in tasks_of(made(stream__classes_min=9, stream__classes_max=12))} == {5}
+    assert {
+        len(t.classes) for _, t in tasks_of(made(stream__classes_min=9, stream__classes_max=12))
+    } == {5}
 
 
 @everywhere
@@ -93,7 +99,10 @@ def test_a_test_set_is_all_test_images_of_the_drawn_classes(size):
     is_test = np.arange(len(data.y)) >= data.train_count
     for seed in SEEDS:
         for _, task in tasks_of(stream(size, seed)):
-            assert task.test.tolist() == np.flatnonzero(is_test & np.isin(data.y, task.classes)).tolist()
+            assert (
+                task.test.tolist()
+                == np.flatnonzero(is_test & np.isin(data.y, task.classes)).tolist()
+            )
 
 
 @everywhere
@@ -103,7 +112,11 @@ def test_images_held_twice_are_noted_and_only_they(size):
         made = stream(size, seed)
         held = Counter(row for _, task in tasks_of(made) for row in task.train.tolist())
         shared = {int(labels[row]) for row, count in held.items() if count > 1}
-        noted = {int(note.split(":")[0].removeprefix("class ")) for note in made.notes if note.startswith("class ")}
+        noted = {
+            int(note.split(":")[0].removeprefix("class "))
+            for note in made.notes
+            if note.startswith("class ")
+        }
         assert shared == noted
 
 
@@ -118,7 +131,9 @@ def test_task_orders_are_unique_while_there_are_enough(size):
     clients, tasks = configured(size).clients, configured(size).tasks
     assert clients <= math.factorial(tasks)
     for seed in SEEDS:
-        orders = {tuple(task.name for task in client.tasks) for client in stream(size, seed).clients}
+        orders = {
+            tuple(task.name for task in client.tasks) for client in stream(size, seed).clients
+        }
         assert len(orders) == clients
 
 
@@ -138,7 +153,9 @@ def test_same_seed_same_bytes_other_seed_other_bytes(size):
 @everywhere
 def test_everybody_takes_part_in_every_round(size):
     made, settings_ = stream(size), configured(size)
-    expected = np.repeat(np.arange(settings_.tasks), settings_.rounds)[:, None] * np.ones((1, settings_.clients))
+    expected = np.repeat(np.arange(settings_.tasks), settings_.rounds)[:, None] * np.ones(
+        (1, settings_.clients)
+    )
     assert made.position.tolist() == expected.tolist()
     assert made.active.tolist() == np.ones_like(expected).tolist()
 
@@ -159,7 +176,8 @@ def test_staggered_tasks_come_in_order_and_take_their_rounds(counts, rounds, see
         starts = [int(np.flatnonzero(column == t)[0]) for t in range(count)]
         ends = [-1] + [int(np.flatnonzero(column == t)[-1]) for t in range(count - 1)]
         assert all(0 <= a - e - 1 <= rounds for a, e in zip(starts, ends, strict=True))
-        assert all((column[a : a + rounds] == t).all() for t, a in enumerate(starts))  # a task is not interrupted
+        # a task is not interrupted
+        assert all((column[a : a + rounds] == t).all() for t, a in enumerate(starts))
     assert (position[-1] >= 0).any()
 
 
@@ -171,14 +189,17 @@ def test_staggered_clients_are_not_in_step():
 
 def test_assemble_lets_only_those_with_a_task_take_part():
     digits = stream("digits")
-    two = [digits.clients[0], dataclasses.replace(digits.clients[1], tasks=digits.clients[1].tasks[:1])]
+    two = [
+        digits.clients[0],
+        dataclasses.replace(digits.clients[1], tasks=digits.clients[1].tasks[:1]),
+    ]
     made = streams.assemble(4, 10, two, rounds=1, notes=["a note"])
     assert made.position.tolist() == [[0, 0], [1, -1], [2, -1], [3, -1], [4, -1]]
     assert made.active.tolist() == [[1, 1], [1, 0], [1, 0], [1, 0], [1, 0]]
     assert (made.seed, made.tasks, made.notes) == (4, 5, ("a note",))
 
 
-# --- data sets -------------------------------------------------------------------------------------------------------
+# --- data sets ------------------------------------------------------------------------------------
 
 
 def test_digits_every_fifth_image_of_a_class_is_for_testing():
@@ -199,14 +220,23 @@ def test_digits_statistics_are_those_of_the_training_images():
 
 
 def test_synthetic_images_are_the_same_for_every_seed_and_machine():
-    options = {"benchmark": "synthetic", "tasks": 2, "synthetic.train": 3, "synthetic.test": 2, "data.image_size": 6}
+    options = {
+        "benchmark": "synthetic",
+        "tasks": 2,
+        "synthetic.train": 3,
+        "synthetic.test": 2,
+        "data.image_size": 6,
+    }
     data = open_benchmark(config.load(None, options)).dataset
     assert data.x.shape == (50, 6, 6, 1)
-    assert data.y.tolist() == np.repeat(np.arange(10), 3).tolist() + np.repeat(np.arange(10), 2).tolist()
+    assert (
+        data.y.tolist()
+        == np.repeat(np.arange(10), 3).tolist() + np.repeat(np.arange(10), 2).tolist()
+    )
     assert hashlib.sha256(data.x.tobytes()).hexdigest() == SYNTHETIC_IMAGES
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 SPLIT_DIGITS = "090c8fd771477b7ff128aa0c9e4f45a9da6a7e7f7ed7910571f0c4ecc18c3216"
 
@@ -237,7 +267,9 @@ def test_a_staggered_schedule_survives_the_file(tmp_path):
     position = np.array([[0, -1, 0], [0, 0, -1], [-1, 1, 1]])
     active = np.array([[1, 0, 0], [0, 1, 0], [0, 1, 1]])
     base = dataclasses.replace(stream("digits"), clients=stream("digits").clients[:3])
-    dataclasses.replace(base, position=position, active=active, notes=("schön", "b")).save(tmp_path / "s.json")
+    dataclasses.replace(base, position=position, active=active, notes=("schön", "b")).save(
+        tmp_path / "s.json"
+    )
     loaded = Stream.load(tmp_path / "s.json")
     assert loaded.position.tolist() == position.tolist()
     assert loaded.active.tolist() == active.tolist()
@@ -261,25 +293,58 @@ BROKEN = {
     "empty": (b"", "not a split file"),
     "a list": (b"[1, 2]", "not a split file"),
     "a number": (b"3", "not a split file"),
-    "format": (edited(lambda c: c.update(format="other-1")), "format 'other-1', expected 'fedmes-stream-1'"),
+    "format": (
+        edited(lambda c: c.update(format="other-1")),
+        "format 'other-1', expected 'fedmes-stream-1'",
+    ),
     "no format": (edited(lambda c: c.pop("format")), "'format'"),
     "no clients": (edited(lambda c: c.update(clients=[])), "schedule does not fit"),
     "client missing": (edited(lambda c: c["clients"].pop()), "schedule does not fit the clients"),
-    "no rounds": (edited(lambda c: c.update(position=[], active=[])), "schedule does not fit the clients"),
+    "no rounds": (
+        edited(lambda c: c.update(position=[], active=[])),
+        "schedule does not fit the clients",
+    ),
     "active too short": (edited(lambda c: c["active"].pop()), "schedule does not fit the clients"),
     "ragged schedule": (edited(lambda c: c["position"][3].pop()), "not a split file"),
-    "position too high": (edited(lambda c: c["position"][0].__setitem__(2, 5)), "schedule of client 2 names a task"),
-    "position too low": (edited(lambda c: c["position"][0].__setitem__(2, -2)), "schedule of client 2 names a task"),
-    "client without tasks": (edited(lambda c: c["clients"][4].update(tasks=[])), "schedule of client 4 names a task"),
-    "negative training row": (edited(lambda c: first_task(c)["train"].append(-1)), "a negative row"),
+    "position too high": (
+        edited(lambda c: c["position"][0].__setitem__(2, 5)),
+        "schedule of client 2 names a task",
+    ),
+    "position too low": (
+        edited(lambda c: c["position"][0].__setitem__(2, -2)),
+        "schedule of client 2 names a task",
+    ),
+    "client without tasks": (
+        edited(lambda c: c["clients"][4].update(tasks=[])),
+        "schedule of client 4 names a task",
+    ),
+    "negative training row": (
+        edited(lambda c: first_task(c)["train"].append(-1)),
+        "a negative row",
+    ),
     "negative test row": (edited(lambda c: first_task(c)["test"].insert(0, -7)), "a negative row"),
-    "no training rows": (edited(lambda c: first_task(c).update(train=[])), "no training or no test images"),
-    "no test rows": (edited(lambda c: first_task(c).update(test=[])), "no training or no test images"),
-    "nested rows": (edited(lambda c: first_task(c).update(train=[[1], [2]])), "no training or no test images"),
+    "no training rows": (
+        edited(lambda c: first_task(c).update(train=[])),
+        "no training or no test images",
+    ),
+    "no test rows": (
+        edited(lambda c: first_task(c).update(test=[])),
+        "no training or no test images",
+    ),
+    "nested rows": (
+        edited(lambda c: first_task(c).update(train=[[1], [2]])),
+        "no training or no test images",
+    ),
     "rows as text": (edited(lambda c: first_task(c).update(train=["a"])), "not a split file"),
     "row too large": (edited(lambda c: first_task(c)["train"].append(2**70)), "not a split file"),
-    "class outside the block": (edited(lambda c: first_task(c).update(classes=[99])), "classes outside the block"),
-    "block outside the classes": (edited(lambda c: c.update(classes=3)), "classes outside the block"),
+    "class outside the block": (
+        edited(lambda c: first_task(c).update(classes=[99])),
+        "classes outside the block",
+    ),
+    "block outside the classes": (
+        edited(lambda c: c.update(classes=3)),
+        "classes outside the block",
+    ),
     "task without a name": (edited(lambda c: first_task(c).pop("name")), "'name'"),
     "tasks missing": (edited(lambda c: c["clients"][0].pop("tasks")), "'tasks'"),
     "seed as text": (edited(lambda c: c.update(seed="x")), "not a split file"),

@@ -1,4 +1,5 @@
-"""docs/paper-results.md and docs/beyond.md: every number in their tables is the one in the file it links to."""
+"""docs/paper-results.md and docs/beyond.md: every number in their tables is the one in the file it
+links to."""
 
 import json
 import re
@@ -31,7 +32,9 @@ def test_there_are_cells(page):
     assert len(cells(page)) > 20
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{Path(cell[3]).parent.name}-{cell[4]}{cell[5]}")
+@pytest.mark.parametrize(
+    "cell", CELLS, ids=lambda cell: f"{Path(cell[3]).parent.name}-{cell[4]}{cell[5]}"
+)
 def test_a_cell_says_what_its_result_says(cell):
     mean, spread, forgetting, link, score, alone = cell
     content = json.loads((DOCS / link).read_text(encoding="utf-8"))

@@ -1,4 +1,5 @@
-"""The studies: real runs of tiny size from end to end, and results made by hand beside the paper's numbers."""
+"""The studies: real runs of tiny size from end to end, and results made by hand beside the paper's
+numbers."""
 
 import csv
 import json
@@ -29,11 +30,19 @@ TINY = {
 
 
 def tiny(study, out, clients=2, **fields):
-    return Scope(study, out, clients=(clients,), benchmarks=("synthetic",), seeds=(0,), options=TINY, **fields)
+    return Scope(
+        study,
+        out,
+        clients=(clients,),
+        benchmarks=("synthetic",),
+        seeds=(0,),
+        options=TINY,
+        **fields,
+    )
 
 
-def execute(config, place, readings):
-    return runner.execute(prepare(config, readings=readings), place, resume=True)
+def execute(config, place, evaluations):
+    return runner.execute(prepare(config, evaluations=evaluations), place, resume=True)
 
 
 def reproduce(scope, execute):
@@ -41,7 +50,7 @@ def reproduce(scope, execute):
     return written
 
 
-def never(config, place, readings):
+def never(config, place, evaluations):
     raise AssertionError(f"{place} was to be reused")
 
 
@@ -56,7 +65,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("reproduce")
 
 
-# --- from end to end ------------------------------------------------------------------------------------------------
+# --- from end to end ------------------------------------------------------------------------------
 
 FEWER = {
     "table1-block": ("fedavg", "fedmes"),
@@ -78,9 +87,9 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
         reproduce(tiny("table1", root, 2), execute)
     trained = []
 
-    def counted(config, place, readings):
+    def counted(config, place, evaluations):
         trained.append(place.name)
-        return execute(config, place, readings)
+        return execute(config, place, evaluations)
 
     written = reproduce(scope, counted)
     assert len(trained) == len(set(trained))
@@ -88,11 +97,19 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
         assert trained == []
     folder = root / study
     assert written.page == folder / f"{study}.md"
-    assert {path.suffix for path in folder.iterdir()} == {".md", ".csv", ".tex", ".json", ".png", ".svg"}
+    assert {path.suffix for path in folder.iterdir()} == {
+        ".md",
+        ".csv",
+        ".tex",
+        ".json",
+        ".png",
+        ".svg",
+    }
     assert "quick" not in " ".join(path.name for path in folder.iterdir()) + written.text.lower()
     for path in folder.glob("*.png"):
         assert f"({path.name})" in written.text
-    # the digits of mlp have no convolution: that line is open, with the reason, and the others are there
+    # the digits of mlp have no convolution: that line is open, with the reason, and the others are
+    # there
     reasons = [outcome.reason for outcome in written.open]
     assert len(reasons) == (study == "questions")
     assert all("conv" in reason for reason in reasons)
@@ -106,7 +123,14 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
 def test_numbers_in_the_table_are_those_of_the_result(root):
     written = reproduce(tiny("table1", root), execute)
     found = {row["method"]: row for row in rows(written)}
-    assert list(found) == [*PAPER_METHODS[:-1], "fedmes-nolip", "fedmes", "local", "local-er", "joint"]
+    assert list(found) == [
+        *PAPER_METHODS[:-1],
+        "fedmes-nolip",
+        "fedmes",
+        "local",
+        "local-er",
+        "joint",
+    ]
     for run in json.loads(written.page.with_suffix(".json").read_text())["runs"]:
         content = json.loads((root / run["directory"] / "result.json").read_text())
         row = found.pop(content["method"])
@@ -114,21 +138,23 @@ def test_numbers_in_the_table_are_those_of_the_result(root):
         assert float(row["FR masked"]) == content["metrics"]["masked"]["fr"]["mean"]
         if content["method"] == "fedmes":
             alone = found.pop("fedmes-nolip")
-            assert float(alone["Acc masked"]) == content["metrics_nolip"]["masked"]["acc_all"]["mean"]
+            assert (
+                float(alone["Acc masked"]) == content["metrics_nolip"]["masked"]["acc_all"]["mean"]
+            )
     assert found == {}
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path):
     scope = tiny("fusion40", tmp_path, methods=("fedmes",))
 
-    def stopping(config, place, readings):
+    def stopping(config, place, evaluations):
         return runner.execute(prepare(config), place, resume=True, stop=lambda: True)
 
     with pytest.raises(Stopped):
         reproduce(scope, stopping)
     rounds = []
 
-    def going_on(config, place, readings):
+    def going_on(config, place, evaluations):
         return runner.execute(prepare(config), place, rounds.append, resume=True)
 
     first = rows(reproduce(scope, going_on))
@@ -137,13 +163,19 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     assert rows(whole) == first
 
 
-# --- tables beside the paper's numbers, of results made by hand -------------------------------------------------------
+# --- tables beside the paper's numbers, of results made by hand -----------------------------------
 
 
 def put(trial, accuracy, masked=None, nolip=None, **changes):
     """A finished run of a trial, made by hand."""
     config = trial.config.with_(
-        {"device": "cuda", "engine.name": "stacked", "engine.compile": True, "engine.precision": "bf16"} | changes
+        {
+            "device": "cuda",
+            "engine.name": "stacked",
+            "engine.compile": True,
+            "engine.precision": "bf16",
+        }
+        | changes
     )
     shape = len(config.seeds), config.clients, config.tasks
 
@@ -169,20 +201,33 @@ def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_pat
     found = {(row["table"].split(" · ")[0], row["method"]): row for row in rows(written)}
 
     fedmes = found["split-cifar100", "fedmes"]
-    assert (fedmes["Acc paper"], fedmes["Acc paper std"], fedmes["FR paper"]) == ("0.53", "0.05", "0.06")
+    assert (fedmes["Acc paper"], fedmes["Acc paper std"], fedmes["FR paper"]) == (
+        "0.53",
+        "0.05",
+        "0.06",
+    )
     assert float(fedmes["Acc masked"]) == pytest.approx(0.58)
     assert float(fedmes["Acc masked std"]) == pytest.approx(0.04)
     assert float(fedmes["ΔAcc masked"]) == pytest.approx(0.05)
     assert float(fedmes["ΔAcc oblivious"]) == pytest.approx(-0.28)
     assert "| 0.530 ± 0.05 | 0.580 ± 0.040 |      +0.050 |" in written.text
-    assert r"$0.530 \pm 0.05$ & $0.580 \pm 0.040$ & $+0.050$" in written.page.with_suffix(".tex").read_text()
+    assert (
+        r"$0.530 \pm 0.05$ & $0.580 \pm 0.040$ & $+0.050$"
+        in written.page.with_suffix(".tex").read_text()
+    )
     assert float(found["split-cifar100", "fedmes-nolip"]["ΔAcc oblivious"]) == pytest.approx(-0.275)
-    assert "Δ is ours less the paper's" in written.text and "`-nolip` is the network" in written.text
+    assert (
+        "Δ is ours less the paper's" in written.text and "`-nolip` is the network" in written.text
+    )
     assert found["split-cifar100", "ditto"]["Acc masked"] == "open"
     assert found["split-cifar100", "ditto"]["Acc paper"] == "0.219"
-    assert {benchmark for benchmark, _ in found} == {"split-cifar100"}  # nothing to show of the other
+    # nothing to show of the other
+    assert {benchmark for benchmark, _ in found} == {"split-cifar100"}
     assert found["split-cifar100", "local"]["Acc paper"] == "-"
-    assert "masked: FedMeS wins in accuracy (0.580; the best other is fedavg with 0.300)" in written.text
+    assert (
+        "masked: FedMeS wins in accuracy (0.580; the best other is fedavg with 0.300)"
+        in written.text
+    )
     assert "its vote adds +0.050" in written.text
     command = f"fedmes reproduce table1 --benchmarks split-core50 --clients 10 --methods fedmes --out {tmp_path}"
     assert command in written.text
@@ -204,13 +249,16 @@ def test_the_command_of_an_open_cell_makes_that_run_alone(tmp_path, capsys):
 
 def test_open_runs_of_a_setting_are_one_line(tmp_path, capsys):
     cli.app(
-        ["reproduce", "wallclock", "--no-run", "-q", "--clients", "10", "--out", str(tmp_path)], standalone_mode=False
+        ["reproduce", "wallclock", "--no-run", "-q", "--clients", "10", "--out", str(tmp_path)],
+        standalone_mode=False,
     )
     said = capsys.readouterr()
     assert said.out == f"{tmp_path}/wallclock/wallclock.md\n"
     settings = ("split-cifar100-10-clients-seeds-0-4", "split-emnist-10-clients-seeds-0-4")
     *lines, last = said.err.splitlines()
-    assert lines == [f"open: {tmp_path}/runs/{setting}: fedmes, fedweit: not run" for setting in settings]
+    assert lines == [
+        f"open: {tmp_path}/runs/{setting}: fedmes, fedweit: not run" for setting in settings
+    ]
     assert last.startswith(f"open: {tmp_path}/runs/split-miniimagenet-10-clients-seeds-0-2: fedmes")
 
 
@@ -221,7 +269,7 @@ def test_a_page_explains_the_signs_it_uses_only_and_names_its_command(tmp_path):
     assert "Δ" not in text and "nolip" not in text
 
 
-# --- which runs a study wants, and which of them are there ------------------------------------------------------------
+# --- which runs a study wants, and which of them are there ----------------------------------------
 
 
 def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path):
@@ -242,7 +290,13 @@ def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path)
 
 
 def test_a_run_does_not_depend_on_the_defaults_of_other_methods(tmp_path):
-    scope = Scope("table1", tmp_path, methods=("ditto", "fedavg"), benchmarks=("split-cifar100",), clients=(10,))
+    scope = Scope(
+        "table1",
+        tmp_path,
+        methods=("ditto", "fedavg"),
+        benchmarks=("split-cifar100",),
+        clients=(10,),
+    )
     for trial in trials.wanted(scope):
         put(trial, 0.5)
         config = (trial.directory / "config.toml").read_text()
@@ -255,18 +309,32 @@ def test_a_run_does_not_depend_on_the_defaults_of_other_methods(tmp_path):
 
 def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     def directories(study, **fields):
-        return {trial.line.label: trial.directory for trial in trials.wanted(Scope(study, tmp_path, **fields))}
+        return {
+            trial.line.label: trial.directory
+            for trial in trials.wanted(Scope(study, tmp_path, **fields))
+        }
 
     ten = {"benchmarks": ("split-cifar100",), "clients": (10,)}
-    table1, memory, hetero = directories("table1", **ten), directories("memory"), directories("heteromemory")
+    table1, memory, hetero = (
+        directories("table1", **ten),
+        directories("memory"),
+        directories("heteromemory"),
+    )
     assert directories("wallclock", **ten)["fedweit"] == table1["fedweit"]
     assert hetero["Here10-50"].name == "fedmes-memory-10to50by10"
     assert len({*memory.values(), *hetero.values()}) == 9 + 6
     questions = directories("questions")
     assert memory["memory-150"] == hetero["Fix150"] == questions["start=global"]
-    assert questions["start=global"] == questions["lambda=paper"] == questions["k=9"] == questions["adam"]
+    assert (
+        questions["start=global"]
+        == questions["lambda=paper"]
+        == questions["k=9"]
+        == questions["adam"]
+    )
     assert len(set(questions.values())) == 26
-    assert directories("table1-block", **ten)["fedmes"].name == f"{table1['fedmes'].name}-told-block"
+    assert (
+        directories("table1-block", **ten)["fedmes"].name == f"{table1['fedmes'].name}-told-block"
+    )
     assert questions["start=global"] != table1["fedmes"]  # three seeds are not five
     beyond = directories("beyond", **ten)
     assert beyond["fedmes"] == table1["fedmes"] and beyond["joint"] == table1["joint"]
@@ -281,7 +349,9 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
 def test_costly_settings_have_fewer_seeds_unless_others_are_asked_for(tmp_path):
     def seeds(study, **fields):
         found = trials.wanted(Scope(study, tmp_path, methods=("fedmes",), **fields))
-        return {(trial.config.benchmark, trial.config.clients): trial.config.seeds for trial in found}
+        return {
+            (trial.config.benchmark, trial.config.clients): trial.config.seeds for trial in found
+        }
 
     for study in ("table1", "curves", "wallclock"):
         declared = seeds(study)
@@ -299,7 +369,9 @@ def test_memories_are_shared_out_in_equal_parts():
 
 
 def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(tmp_path):
-    scope = Scope("lr", tmp_path, benchmarks=("split-cifar100",), methods=("fedavg", "fedmes", "ditto"))
+    scope = Scope(
+        "lr", tmp_path, benchmarks=("split-cifar100",), methods=("fedavg", "fedmes", "ditto")
+    )
     for trial in trials.wanted(scope):
         assert (trial.config.seeds, trial.config.tasks) == ([5], 2)
         rate = trial.config.optim.lr
@@ -316,7 +388,9 @@ def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(t
         "fedmes = 0.0003",
     ]
     assert [row["chosen"] for row in rows(written)] == ["0.001", "0.0003", "open"]
-    table1 = Scope("table1", tmp_path, benchmarks=("split-cifar100", "split-emnist"), clients=(10, 20))
+    table1 = Scope(
+        "table1", tmp_path, benchmarks=("split-cifar100", "split-emnist"), clients=(10, 20)
+    )
     rates = {(t.config.benchmark, t.line.label): t.config.optim.lr for t in trials.wanted(table1)}
     assert rates["split-cifar100", "fedmes"] == 0.0003
     assert rates["split-cifar100", "ditto"] == rates["split-emnist", "fedmes"] == 0.001
@@ -329,13 +403,16 @@ def test_the_protocol_of_a_folder_binds_its_studies(tmp_path):
         "[split-miniimagenet]\nrounds = 7\n[split-miniimagenet.data]\nimage_size = 32\n"
         "[split-miniimagenet.methods.fedweit.optim]\nlr = 0.02\n"
     )
-    scope = Scope("table1", tmp_path, benchmarks=("split-miniimagenet", "split-emnist"), clients=(10,))
+    scope = Scope(
+        "table1", tmp_path, benchmarks=("split-miniimagenet", "split-emnist"), clients=(10,)
+    )
     found = {(t.config.benchmark, t.line.label): t.config for t in trials.wanted(scope)}
     mini = found["split-miniimagenet", "fedweit"]
     assert (mini.rounds, mini.data.image_size, mini.optim.lr) == (7, 32, 0.02)
     assert found["split-miniimagenet", "fedmes"].optim.lr == 0.0005
     assert found["split-emnist", "fedweit"].rounds == 10
-    assert trials.wanted(replace(scope, options={"rounds": 3}))[0].config.rounds == 3  # --set comes last
+    # --set comes last
+    assert trials.wanted(replace(scope, options={"rounds": 3}))[0].config.rounds == 3
     (tmp_path / "protocol.toml").write_text("rounds = 7\n")
     with pytest.raises(UserError, match="'rounds' is no benchmark"):
         trials.wanted(scope)
@@ -344,7 +421,7 @@ def test_the_protocol_of_a_folder_binds_its_studies(tmp_path):
         trials.wanted(scope)
 
 
-# --- quick versions, missing data, bad input --------------------------------------------------------------------------
+# --- quick versions, missing data, bad input ------------------------------------------------------
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -352,7 +429,15 @@ def test_a_quick_version_says_so_everywhere(tmp_path, study):
     scope = Scope(study, tmp_path, quick=True)
     for trial in trials.wanted(scope):
         assert trial.config.benchmark in ("split-digits", "synthetic")
-        one = ("fedmes", "memory-5", "Fix5", "start=global", "fedmes-plus-30", "fedmes-plus-10", "whole")
+        one = (
+            "fedmes",
+            "memory-5",
+            "Fix5",
+            "start=global",
+            "fedmes-plus-30",
+            "fedmes-plus-10",
+            "whole",
+        )
         if trial.line.label in one or study == "lr":
             put(trial, 0.5, 0.6, 0.4 if trial.config.method == "fedmes" else None)
     written = reproduce(scope, None)
@@ -379,7 +464,11 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     for trial in trials.wanted(scope):
         put(trial, 0.5)
     fedmes, fedweit = rows(reproduce(scope, None))
-    assert [fedmes[f"{part} s"] for part in ("computing", "communication", "together")] == ["6.0", "4.0", "10.0"]
+    assert [fedmes[f"{part} s"] for part in ("computing", "communication", "together")] == [
+        "6.0",
+        "4.0",
+        "10.0",
+    ]
     assert fedweit["computed on"] == "cuda, stacked, bf16"
     scope = Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0"))
     default, zero = trials.wanted(scope)
@@ -403,11 +492,18 @@ def test_what_no_run_has_is_no_column_though_others_are_open(tmp_path):
 
 
 def test_the_line_of_a_default_waits_for_its_run(tmp_path):
-    default, zero = trials.wanted(Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0")))
+    default, zero = trials.wanted(
+        Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0"))
+    )
 
     def lines():
         drawn = figures.answers([trials.look(default), trials.look(zero)])
-        found = [line for ax in drawn.axes for line in ax.collections if to_hex(line.get_color()[0]) == "#888888"]
+        found = [
+            line
+            for ax in drawn.axes
+            for line in ax.collections
+            if to_hex(line.get_color()[0]) == "#888888"
+        ]
         return [float(line.get_segments()[0][0, 0]) for line in found]
 
     put(zero, 0.4, 0.5)
@@ -428,16 +524,22 @@ def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkey
 
 
 def test_a_study_in_vain_does_not_keep_the_others_from_their_pages(tmp_path):
-    first, second = tiny("table1", tmp_path, methods=("fedavg",)), tiny("memory", tmp_path, methods=("memory-30",))
+    first, second = (
+        tiny("table1", tmp_path, methods=("fedavg",)),
+        tiny("memory", tmp_path, methods=("memory-30",)),
+    )
 
-    def sometimes(config, place, readings):
+    def sometimes(config, place, evaluations):
         if config.method == "fedavg":
             raise UserError("not today")
-        return execute(config, place, readings)
+        return execute(config, place, evaluations)
 
     with pytest.raises(UserError, match=r"^table1: no run could be made \(not today\)$"):
         studies.reproduce([first, second], sometimes)
-    assert "memory-30" in (tmp_path / "memory/memory.md").read_text() and not (tmp_path / "table1").exists()
+    assert (
+        "memory-30" in (tmp_path / "memory/memory.md").read_text()
+        and not (tmp_path / "table1").exists()
+    )
 
 
 def test_bad_input_is_refused():
@@ -453,7 +555,13 @@ def test_bad_input_is_refused():
 
 
 def test_a_method_beyond_the_papers_may_join(tmp_path):
-    scope = Scope("table1", tmp_path, benchmarks=("split-emnist",), clients=(10,), methods=("fedmes", "knn-per"))
+    scope = Scope(
+        "table1",
+        tmp_path,
+        benchmarks=("split-emnist",),
+        clients=(10,),
+        methods=("fedmes", "knn-per"),
+    )
     for trial in trials.wanted(scope):
         put(trial, 0.5, nolip=0.4)
     methods = [row["method"] for row in rows(reproduce(scope, None))]
@@ -465,7 +573,9 @@ def test_the_papers_numbers():
 
     def cell(benchmark, clients, row):
         found = paper.table1(benchmark, clients, row)
-        return [found[key].mean for key in ("acc_all", "fr")] + [found[key].std for key in ("acc_all", "fr")]
+        return [found[key].mean for key in ("acc_all", "fr")] + [
+            found[key].std for key in ("acc_all", "fr")
+        ]
 
     assert cell("split-cifar100", 10, "fedavg") == [0.249, 0.35, 0.02, 0.05]
     assert cell("split-emnist", 20, "fedmes-nolip") == [0.912, 0.02, 0.02, 0.05]
@@ -476,7 +586,11 @@ def test_the_papers_numbers():
             columns = [cell(benchmark, clients, row) for row in (*PAPER_METHODS, "fedmes-nolip")]
             assert max(acc for acc, *_ in columns) == columns[5][0]
             assert min(fr for _, fr, *_ in columns) == columns[5][1]
-    assert paper.table1("split-digits", 10, "fedmes") == paper.table1("split-cifar100", 10, "joint") == {}
+    assert (
+        paper.table1("split-digits", 10, "fedmes")
+        == paper.table1("split-cifar100", 10, "joint")
+        == {}
+    )
     assert [found.mean for size in (30, 150, 300) if (found := paper.memory("split-cifar100", 10, size))] == [
         0.48, 0.55, 0.55,
     ]  # fmt: skip
@@ -486,4 +600,6 @@ def test_the_papers_numbers():
 
 def test_the_command_line_names_every_study():
     assert set(STUDY_NAMES) == set(STUDIES) == set(views.TABLES)
-    assert all(isinstance(trial.config, Config) for name in STUDIES for trial in trials.wanted(Scope(name)))
+    assert all(
+        isinstance(trial.config, Config) for name in STUDIES for trial in trials.wanted(Scope(name))
+    )

@@ -35,7 +35,9 @@ app.add_typer(deployment.federation, name="federation")
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -70,9 +72,15 @@ def _status() -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:  # one without a file name is of the standard output
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE):
+        if error.filename is not None or error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EIO,
+            errno.EPIPE,
+        ):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is it tried again at the end
+        # nor is it tried again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _say(f"error: the output cannot be written ({error.strerror}); results are in their files")
         return 2
     return 0

@@ -9,8 +9,12 @@ import typer
 
 from fedmes.errors import UserError
 
-app = typer.Typer(help="The data sets: what is there, and how to get what is not.", no_args_is_help=True)
-Root = Annotated[Path | None, typer.Option(metavar="DIR", help="where data sets lie; left out: FEDMES_DATA")]
+app = typer.Typer(
+    help="The data sets: what is there, and how to get what is not.", no_args_is_help=True
+)
+Root = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="where data sets lie; left out: FEDMES_DATA")
+]
 
 
 @app.command("list", epilog="Example: fedmes data list")
@@ -29,7 +33,8 @@ def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="see `fedmes data list`")],
     root: Root = None,
 ) -> None:
-    """Download data sets from their official addresses, or unpack their archives where these are there already.
+    """Download data sets from their official addresses, or unpack their archives where these are
+    there already.
 
     A download that broke off goes on where it was.
     """
@@ -37,10 +42,13 @@ def fetch(
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get
 
     root = root or data_root()
-    wanted = [(name, find(name, root)) for name in names]  # whatever is wrong is said before anything is downloaded
+    # whatever is wrong is said before anything is downloaded
+    wanted = [(name, find(name, root)) for name in names]
     for name, places in wanted:
         if not places and CATALOG[name].archive is None:
-            raise UserError(f"{name}: {how_to_get(name, root)}; {CATALOG[name].looked_for} is looked for in {root}")
+            raise UserError(
+                f"{name}: {how_to_get(name, root)}; {CATALOG[name].looked_for} is looked for in {root}"
+            )
     for name, _ in wanted:
         archive = CATALOG[name].archive
         if archive is not None and not find(name, root):  # two data sets may be in one archive
@@ -49,15 +57,20 @@ def fetch(
                     print(f"{name}: now in {fetching.fetch(archive, root)}")
                     continue
         there = find(name, root)[0].parent
-        print(f"{name}: is in {there} already; `fedmes data check {name}` says whether it is complete")
+        print(
+            f"{name}: is in {there} already; `fedmes data check {name}` says whether it is complete"
+        )
 
 
 @app.command(epilog="Example: fedmes data check cifar100 --root ~/data")
 def check(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one data set; left out: all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="one data set; left out: all")
+    ] = None,
     root: Root = None,
 ) -> None:
-    """Read data sets as a run would: complete, or what is missing. Status 1 if the named one cannot be used."""
+    """Read data sets as a run would: complete, or what is missing. Status 1 if the named one cannot
+    be used."""
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get, load
 
     root = root or data_root()
@@ -66,7 +79,9 @@ def check(
         places = find(each, root)
         if not places:
             usable = False
-            print(f"{each}: not in {root}; {CATALOG[each].looked_for} is looked for; {how_to_get(each, root)}")
+            print(
+                f"{each}: not in {root}; {CATALOG[each].looked_for} is looked for; {how_to_get(each, root)}"
+            )
             continue
         try:
             data = load(each, root=root)
@@ -76,6 +91,8 @@ def check(
             continue
         train, test = data.train_count or 0, len(data.y) - (data.train_count or 0)
         state = data.notes[0].removeprefix(f"{each}: ") if data.notes else "complete"
-        print(f"{each}: {state}; {len(data.class_names)} classes, {train:,} + {test:,} images, in {places[0].parent}")
+        print(
+            f"{each}: {state}; {len(data.class_names)} classes, {train:,} + {test:,} images, in {places[0].parent}"
+        )
     if not usable and name is not None:
         raise typer.Exit(1)

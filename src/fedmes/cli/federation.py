@@ -23,11 +23,17 @@ def _site() -> None:
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="the new folder")],
     data: Annotated[
-        Path, typer.Option(metavar="DIR|FILE.npz", help="this site's tasks: TASK/train|test/CLASS/*, or one file")
+        Path,
+        typer.Option(
+            metavar="DIR|FILE.npz", help="this site's tasks: TASK/train|test/CLASS/*, or one file"
+        ),
     ],
-    name: Annotated[str | None, typer.Option(help="what the others call it; left out: the folder's name")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="what the others call it; left out: the folder's name")
+    ] = None,
 ) -> None:
-    """Make a site's folder: its key, and where its data lies. The data is read once to check it, and not copied."""
+    """Make a site's folder: its key, and where its data lies. The data is read once to check it,
+    and not copied."""
     require_flower()
     from fedmes.deployment.site import create, instructions
     from fedmes.scenario.own import read_site
@@ -47,7 +53,9 @@ def _federation() -> None:
 @federation.command(epilog="Example: fedmes federation up --sites 3 --out trial --method fedmes")
 def up(
     config_file: options.ConfigFile = None,
-    sites: Annotated[int | None, typer.Option(help="number of sites; left out: as many clients as there are")] = None,
+    sites: Annotated[
+        int | None, typer.Option(help="number of sites; left out: as many clients as there are")
+    ] = None,
     benchmark: options.Benchmark = None,
     method: options.Method = None,
     model: options.Model = None,
@@ -59,15 +67,18 @@ def up(
     seeds: options.Seeds = None,
     device: options.Device = None,
     data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="own images, CLIENT/TASK/train|test/CLASS/*: a site a client")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="own images, CLIENT/TASK/train|test/CLASS/*: a site a client"
+        ),
     ] = None,
     settings: options.Settings = None,
     out: options.Out = None,
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down again. The exit
-    status is 3 where a site was left out to the end."""
+    """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down
+    again. The exit status is 3 where a site was left out to the end."""
     require_flower()
     config = options.configuration(locals() | {"clients": sites})
     from fedmes.deployment.up import up as run_federation

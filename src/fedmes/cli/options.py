@@ -1,6 +1,7 @@
 """The options that several commands have, and the configuration they make.
 
-typer knows no groups of options: what an option is stands here, and each command lists those it takes.
+typer knows no groups of options: what an option is stands here, and each command lists those it
+takes.
 """
 
 from __future__ import annotations
@@ -15,40 +16,75 @@ from fedmes.errors import UserError
 if TYPE_CHECKING:
     from fedmes.config.options import Config
 
-ConfigFile = Annotated[Path | None, typer.Argument(metavar="[CONFIG.toml]", help="options in a file")]
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="options in a file")
+]
 Benchmark = Annotated[str | None, typer.Option(help="see `fedmes list benchmarks`")]
-Method = Annotated[str | None, typer.Option(help="see `fedmes list methods`; or path/to/file.py:Name")]
-Model = Annotated[str | None, typer.Option(help="see `fedmes list models`; or auto, or path/to/file.py:Name")]
+Method = Annotated[
+    str | None, typer.Option(help="see `fedmes list methods`; or path/to/file.py:Name")
+]
+Model = Annotated[
+    str | None, typer.Option(help="see `fedmes list models`; or auto, or path/to/file.py:Name")
+]
 Clients = Annotated[int | None, typer.Option(help="number of clients")]
 Tasks = Annotated[int | None, typer.Option(help="take the first T tasks of each client's order")]
 Rounds = Annotated[int | None, typer.Option(help="communication rounds a task")]
 Epochs = Annotated[int | None, typer.Option(help="local epochs a round")]
 Batch = Annotated[int | None, typer.Option(help="mini-batch size")]
-Memory = Annotated[str | None, typer.Option(metavar="M|M1,M2,...", help="samples each client may keep")]
+Memory = Annotated[
+    str | None, typer.Option(metavar="M|M1,M2,...", help="samples each client may keep")
+]
 Seeds = Annotated[str | None, typer.Option(metavar="S1,S2,...", help="one training for each seed")]
 Engine = Annotated[str | None, typer.Option(help="auto, loop, stacked or flower")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
-Data = Annotated[str | None, typer.Option(metavar="FILE.npz|DIR", help="own data instead of a benchmark")]
+Data = Annotated[
+    str | None, typer.Option(metavar="FILE.npz|DIR", help="own data instead of a benchmark")
+]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any other option, see the README")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="any other option, see the README"),
 ]
 Out = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="where the result goes; left out: a new folder under runs/")
+    Path | None,
+    typer.Option(metavar="DIR", help="where the result goes; left out: a new folder under runs/"),
 ]
-Again = Annotated[bool, typer.Option("--again", help="run it anew if it is there; that stays until this is finished")]
-Anew = Annotated[bool, typer.Option("--again", help="run anew what was made with another method, model or data file")]
-Trust = Annotated[bool, typer.Option("--trust", help="run Python files (method, model) that only a file or DIR names")]
-WhereMethod = Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="a method of your own: where it is")]
+Again = Annotated[
+    bool,
+    typer.Option("--again", help="run it anew if it is there; that stays until this is finished"),
+]
+Anew = Annotated[
+    bool,
+    typer.Option("--again", help="run anew what was made with another method, model or data file"),
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="run Python files (method, model) that only a file or DIR names"),
+]
+WhereMethod = Annotated[
+    str | None, typer.Option(metavar="FILE.py:Name", help="a method of your own: where it is")
+]
 WhereModel = Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="likewise a model")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
 
 
 def configuration(given: dict[str, Any]) -> Config:
-    """The configuration from a command's options. Of Python files only those are taken that these name."""
+    """The configuration from a command's options. Of Python files only those are taken that these
+    name."""
     from fedmes import config
     from fedmes.config.trust import KINDS, check_trust
 
-    plain = ("benchmark", "method", "model", "clients", "tasks", "rounds", "epochs", "batch", "engine", "device")
+    plain = (
+        "benchmark",
+        "method",
+        "model",
+        "clients",
+        "tasks",
+        "rounds",
+        "epochs",
+        "batch",
+        "engine",
+        "device",
+    )
     options = {name: given[name] for name in plain if given.get(name) is not None}
     if given["data"] is not None:
         options["data.path"] = given["data"]
@@ -84,4 +120,6 @@ def numbers(name: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--{name}: whole numbers separated by commas are needed, not '{text}'") from None
+        raise UserError(
+            f"--{name}: whole numbers separated by commas are needed, not '{text}'"
+        ) from None

@@ -19,22 +19,39 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: fedmes predict runs/split-digits-fedmes-1a2b3c4d/seed0/client0 scans/ --show why.png")
+@app.command(
+    epilog="Example: fedmes predict runs/split-digits-fedmes-1a2b3c4d/seed0/client0 scans/ --show why.png"
+)
 def predict(
     directory: Annotated[Path, typer.Argument(metavar="CLIENT_DIR", help="a client directory")],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE|DIR...", help="pictures, folders of them, or .npy and .npz arrays")
+        list[Path],
+        typer.Argument(
+            metavar="IMAGE|DIR...", help="pictures, folders of them, or .npy and .npz arrays"
+        ),
     ],
-    task: Annotated[int | None, typer.Option(help="the task that all samples belong to, from 0, if known")] = None,
-    source: Annotated[int | None, typer.Option(help="the data set they are from, where a client has several")] = None,
-    model: Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="a model of your own: where it is")] = None,
-    method: Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="likewise a method")] = None,
-    json: Annotated[bool, typer.Option("--json", help="print JSON: everything about every image")] = False,
+    task: Annotated[
+        int | None, typer.Option(help="the task that all samples belong to, from 0, if known")
+    ] = None,
+    source: Annotated[
+        int | None, typer.Option(help="the data set they are from, where a client has several")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="FILE.py:Name", help="a model of your own: where it is")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="FILE.py:Name", help="likewise a method")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="print JSON: everything about every image")
+    ] = False,
     show: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="save a picture of the images and their neighbours")
+        Path | None,
+        typer.Option(metavar="FILE.png", help="save a picture of the images and their neighbours"),
     ] = None,
 ) -> None:
-    """Say what a client takes images for, with its network and its memory, and which stored samples are nearest."""
+    """Say what a client takes images for, with its network and its memory, and which stored samples
+    are nearest."""
     from json import dumps
 
     from fedmes.cli import render
@@ -57,12 +74,21 @@ def predict(
         if show is not None and len(shown) < picture.ROWS:
             shown.append((item, prediction))
     if not found:
-        raise UserError("no image could be read" if skipped else f"{', '.join(map(str, paths))}: no images there")
+        raise UserError(
+            "no image could be read"
+            if skipped
+            else f"{', '.join(map(str, paths))}: no images there"
+        )
     if show is not None:
         picture.save(show, client, shown)
     if json:
         images = [{"image": name} | prediction.as_dict() for name, prediction in found]
         omitted = [{"image": name, "reason": reason} for name, reason in skipped]
-        print(dumps({"client": client.as_dict(), "task": task, "images": images, "skipped": omitted}, indent=2))
+        print(
+            dumps(
+                {"client": client.as_dict(), "task": task, "images": images, "skipped": omitted},
+                indent=2,
+            )
+        )
     else:
         wide_console(1000).print(render.predictions(found))

@@ -63,7 +63,9 @@ def _by_task(result: Result) -> Table:
 def _footer(result: Result) -> list[Text]:
     config, seconds = result.config, result.seconds
     size = config.memory.size
-    each = f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
+    each = (
+        f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
+    )
     if result.memory_share is not None:  # real sites do not tell
         each = f"{each}, at most {result.memory_share:.0%} of the training samples it has met"
     lines = [
@@ -75,11 +77,15 @@ def _footer(result: Result) -> list[Text]:
     if result.peak_memory_bytes is not None:
         peak = result.peak_memory_bytes
         replica = peak / (config.clients * len(config.seeds))
-        lines.append(f"GPU memory: {peak / 1e9:.2f} GB at most, {replica / 1e6:.1f} MB a client and seed")
+        lines.append(
+            f"GPU memory: {peak / 1e9:.2f} GB at most, {replica / 1e6:.1f} MB a client and seed"
+        )
     if result.left_out:
         reasons = Counter(row["reason"] for row in result.rounds if row["left_out"])
         said = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        lines.append(f"left out: {result.left_out} of {len(result.rounds)} updates ({said}); rounds.csv says whose")
+        lines.append(
+            f"left out: {result.left_out} of {len(result.rounds)} updates ({said}); rounds.csv says whose"
+        )
     lines += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
     notes = result.further_notes
     lines += [f"note: {note}" for note in notes[:3]]
@@ -91,9 +97,14 @@ def _footer(result: Result) -> list[Text]:
 
 
 def comparison(results: Sequence[Result], width: int) -> RenderableType:
-    """One row a method and way of predicting; the best of each column is bold. Two tables where one is too wide."""
+    """One row a method and way of predicting; the best of each column is bold. Two tables where one
+    is too wide."""
     if width < (113 if any(result.reused for result in results) else 105):
-        return Group(_compared(results, ["oblivious"], costs=True), Text(), _compared(results, ["masked"], costs=False))
+        return Group(
+            _compared(results, ["oblivious"], costs=True),
+            Text(),
+            _compared(results, ["masked"], costs=False),
+        )
     return _compared(results, list(SCORES), costs=True)
 
 
@@ -101,14 +112,22 @@ def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Tabl
     rows = []
     for result in results:
         for suffix, (_, numbers) in variants(result).items():
-            cost = [_megabytes(result, "up"), _megabytes(result, "down"), f"{result.seconds['total']:.1f}"]
+            cost = [
+                _megabytes(result, "up"),
+                _megabytes(result, "down"),
+                f"{result.seconds['total']:.1f}",
+            ]
             cost += ["reused"] if result.reused else []  # in a column of its own, without a head
             label = printable(result.config.method + suffix.replace("_", "-"))
             rows.append((label, numbers, [] if suffix else cost))
     columns = [(score, key) for score in scores for key in ("acc_all", "fr", "acc_final")]
     best = {}
     for score, key in columns:
-        means = [numbers[score][key]["mean"] for _, numbers, _ in rows if numbers[score][key]["mean"] is not None]
+        means = [
+            numbers[score][key]["mean"]
+            for _, numbers, _ in rows
+            if numbers[score][key]["mean"] is not None
+        ]
         best[score, key] = (min if key == "fr" else max)(means, default=None)
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -129,13 +148,32 @@ def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Tabl
 
 def bench(title: str, rows: Sequence[Row]) -> Table:
     """Client-steps a second, three ways."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title=f"client-steps a second on {title}")
+    table = Table(
+        box=None, pad_edge=False, header_style="bold", title=f"client-steps a second on {title}"
+    )
     table.add_column("model")
-    for name in ("clients", "plain loop", "loop engine", "stacked", "stacked / plain", "auto takes"):
+    for name in (
+        "clients",
+        "plain loop",
+        "loop engine",
+        "stacked",
+        "stacked / plain",
+        "auto takes",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
-        rates = (row.plain_client_steps_per_s, row.loop_client_steps_per_s, row.stacked_client_steps_per_s)
-        table.add_row(row.model, str(row.replicas), *(f"{r:,.1f}" for r in rates), f"{row.speedup:.2f}", row.auto)
+        rates = (
+            row.plain_client_steps_per_s,
+            row.loop_client_steps_per_s,
+            row.stacked_client_steps_per_s,
+        )
+        table.add_row(
+            row.model,
+            str(row.replicas),
+            *(f"{r:,.1f}" for r in rates),
+            f"{row.speedup:.2f}",
+            row.auto,
+        )
     return table
 
 
@@ -144,11 +182,25 @@ def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
     many = len(found) > 25
     table = Table(box=None, pad_edge=False, header_style="bold")
     if not many:
-        for name in ("image", "label", "p", "network alone", "memory alone", "nearest stored samples (distance)"):
+        for name in (
+            "image",
+            "label",
+            "p",
+            "network alone",
+            "memory alone",
+            "nearest stored samples (distance)",
+        ):
             table.add_column(name, justify="right" if name == "p" else "left", overflow="fold")
         for name, p in found:
             near = ", ".join(f"{n.label} ({n.distance:.3g})" for n in p.neighbours[:3]) or "-"
-            cells = (name, p.label, f"{p.probability:.3f}", _opinion(p.network), _opinion(p.memory), near)
+            cells = (
+                name,
+                p.label,
+                f"{p.probability:.3f}",
+                _opinion(p.network),
+                _opinion(p.memory),
+                near,
+            )
             table.add_row(*(_printable(cell) for cell in cells))
         return table
     for name in ("label", "images", "mean p"):

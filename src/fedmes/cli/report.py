@@ -27,15 +27,24 @@ STUDY_NAMES = (
 
 @app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")],
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="the page")] = Path("report.html"),
     with_samples: Annotated[
-        bool, typer.Option("--with-samples", help="show the samples in clients' memories: private data")
+        bool,
+        typer.Option("--with-samples", help="show the samples in clients' memories: private data"),
     ] = False,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as CSV")] = None,
-    latex: Annotated[Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+    latex: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="print the page's name only")
+    ] = False,
 ) -> None:
     """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
     from fedmes import report as reporting
@@ -49,23 +58,39 @@ def report(
     print(done.page)
 
 
-@app.command(epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda")
+@app.command(
+    epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda"
+)
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="STUDY...", help=", ".join(STUDY_NAMES))],
-    quick: Annotated[bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")
+    ] = False,
     clients: Annotated[str | None, typer.Option(metavar="10,20", help="numbers of clients")] = None,
-    benchmarks: Annotated[str | None, typer.Option(metavar="A,B,...", help="benchmarks instead of the study's")] = None,
-    methods: Annotated[str | None, typer.Option(metavar="A,B,...", help="methods, or single lines by name")] = None,
+    benchmarks: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="benchmarks instead of the study's")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="methods, or single lines by name")
+    ] = None,
     seeds: options.Seeds = None,
     settings: options.Settings = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="the folder of all studies: runs/, and one for each study")
+        Path,
+        typer.Option(
+            metavar="DIR", help="the folder of all studies: runs/, and one for each study"
+        ),
     ] = Path("reproduce"),
     again: options.Anew = False,
-    no_run: Annotated[bool, typer.Option("--no-run", help="tables and figures of the runs that are there")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")] = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="tables and figures of the runs that are there")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="print the page's name only")
+    ] = False,
 ) -> None:
-    """Studies of the paper: their runs (finished ones are reused), tables and figures beside the paper's numbers."""
+    """Studies of the paper: their runs (finished ones are reused), tables and figures beside the
+    paper's numbers."""
     from fedmes import studies
 
     scope = studies.Scope(
@@ -79,12 +104,12 @@ def reproduce(
         options=options.assignments(settings),
     )
 
-    def execute(config: Config, place: Path, readings: Mapping[str, Mapping[str, Any]]) -> None:
+    def execute(config: Config, place: Path, evaluations: Mapping[str, Mapping[str, Any]]) -> None:
         from fedmes.experiment.prepare import prepare
 
-        prepared = prepare(config, readings=readings)
+        prepared = prepare(config, evaluations=evaluations)
         if not quiet:
-            for name in (place.name, *prepared.readings):
+            for name in (place.name, *prepared.evaluations):
                 print(f"running {place.with_name(name)}", file=sys.stderr)
         train(prepared, place, quiet, resume=True, again=again)
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: fedmes run --benchmark split-digits --method fedmes --memory 20 --seeds 0,1,2")
+@app.command(
+    epilog="Example: fedmes run --benchmark split-digits --method fedmes --memory 20 --seeds 0,1,2"
+)
 def run(
     config_file: options.ConfigFile = None,
     benchmark: options.Benchmark = None,
@@ -39,10 +41,14 @@ def run(
     data: options.Data = None,
     settings: options.Settings = None,
     out: options.Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where a run in this directory was stopped")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on where a run in this directory was stopped")
+    ] = False,
     again: options.Again = False,
     trust: options.Trust = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="also event files in DIR/tensorboard")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="also event files in DIR/tensorboard")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
@@ -64,7 +70,8 @@ def resume_run(
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, with its own configuration: the result is the same."""
+    """Go on with a run that was stopped or killed, with its own configuration: the result is the
+    same."""
     from fedmes.experiment import runner
     from fedmes.experiment.prepare import prepare
 
@@ -76,7 +83,12 @@ def resume_run(
 @app.command(epilog="Example: fedmes extend runs/mine --data march.npz --out runs/mine-march")
 def extend(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
-    data: Annotated[Path, typer.Option(metavar="FILE.npz|DIR", help="own data with further tasks of the same clients")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE.npz|DIR", help="own data with further tasks of the same clients"
+        ),
+    ],
     out: options.Out = None,
     method: options.WhereMethod = None,
     model: options.WhereModel = None,
@@ -84,7 +96,8 @@ def extend(
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Go on from a finished run with further tasks. DIR stays as it is; the result covers old tasks and new ones."""
+    """Go on from a finished run with further tasks. DIR stays as it is; the result covers old tasks
+    and new ones."""
     from fedmes.experiment import runner
     from fedmes.experiment.prepare import prepare
 
@@ -96,7 +109,9 @@ def extend(
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
 def compare(
     config_file: options.ConfigFile = None,
-    methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="the methods to compare")] = "all",
+    methods: Annotated[
+        str, typer.Option(metavar="all|A,B,...", help="the methods to compare")
+    ] = "all",
     benchmark: options.Benchmark = None,
     model: options.Model = None,
     clients: options.Clients = None,
@@ -115,7 +130,8 @@ def compare(
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run several methods on the same splits and initial weights: one table; finished ones are reused."""
+    """Run several methods on the same splits and initial weights: one table; finished ones are
+    reused."""
     config = options.configuration(locals())
     from fedmes.cli import render
     from fedmes.experiment import runner
@@ -165,11 +181,18 @@ def _run(
     from fedmes.results import run_dir
 
     directory = out or run_dir.default_directory(prepared.config)
-    events = event_files(directory / "tensorboard", prepared.config.seeds) if tensorboard else nullcontext()
+    events = (
+        event_files(directory / "tensorboard", prepared.config.seeds)
+        if tensorboard
+        else nullcontext()
+    )
     with events as listener:
         result = train(prepared, directory, quiet, resume, listener, state, again)
     if result.reused:
-        print(f"{directory}: this run is finished; its result is reused (--again runs it anew)", file=sys.stderr)
+        print(
+            f"{directory}: this run is finished; its result is reused (--again runs it anew)",
+            file=sys.stderr,
+        )
     terminal.show(result, quiet)
 
 
@@ -185,7 +208,10 @@ def train(
     """With a bar on the terminal; the first Ctrl-C or SIGTERM ends it after a round."""
     from fedmes.experiment import runner
 
-    with terminal.progress(quiet, prepared.config.method) as bar, terminal.stop_on_signals() as stop:
+    with (
+        terminal.progress(quiet, prepared.config.method) as bar,
+        terminal.stop_on_signals() as stop,
+    ):
 
         def tell(now: Progress) -> None:
             for listener in (besides, bar):

@@ -16,13 +16,18 @@ app = typer.Typer()
 
 @app.command(epilog="Example: fedmes bench --models mlp --json")
 def bench(
-    models: Annotated[str, typer.Option(metavar="A,B,...", help="networks to time")] = "mlp,cnn2,cnn6",
+    models: Annotated[
+        str, typer.Option(metavar="A,B,...", help="networks to time")
+    ] = "mlp,cnn2,cnn6",
     device: Device = None,
     precision: Annotated[str, typer.Option(help="float32, tf32 or bf16")] = "float32",
-    compile: Annotated[str, typer.Option(help="auto, true or false: compile the stacked step")] = "auto",
+    compile: Annotated[
+        str, typer.Option(help="auto, true or false: compile the stacked step")
+    ] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Time a plain PyTorch loop, the loop engine and the stacked engine side by side on this machine."""
+    """Time a plain PyTorch loop, the loop engine and the stacked engine side by side on this
+    machine."""
     from dataclasses import asdict
     from json import dumps
 
@@ -40,7 +45,9 @@ def bench(
         for name in chosen:
             for seeds in (1, 5):
                 status.update(f"timing {name}, {seeds * benchmark.CLIENTS} clients")
-                rows.append(benchmark.measure(name, seeds, where.type, precision, parse_value(compile)))
+                rows.append(
+                    benchmark.measure(name, seeds, where.type, precision, parse_value(compile))
+                )
     title = device_name(where)
     if json:
         print(dumps({"device": title, "rows": [asdict(row) for row in rows]}, indent=2))
@@ -49,7 +56,9 @@ def bench(
 
 
 @app.command("list", epilog="Example: fedmes list methods")
-def list_names(kind: Annotated[str | None, typer.Argument(metavar="[methods|benchmarks|models]")] = None) -> None:
+def list_names(
+    kind: Annotated[str | None, typer.Argument(metavar="[methods|benchmarks|models]")] = None,
+) -> None:
     """Show the methods, benchmarks and models there are."""
     kinds: dict[str, Callable[[], dict[str, str]]] = {
         "methods": _method_summaries,
@@ -70,7 +79,9 @@ def _method_summaries() -> dict[str, str]:
     from fedmes.common import plugins
     from fedmes.methods import SUMMARY
 
-    return SUMMARY | {name: f"from {entry.value}" for name, entry in plugins.installed("method").items()}
+    return SUMMARY | {
+        name: f"from {entry.value}" for name, entry in plugins.installed("method").items()
+    }
 
 
 def _benchmark_summaries() -> dict[str, str]:
@@ -84,4 +95,6 @@ def _model_summaries() -> dict[str, str]:
     from fedmes.models.networks import MODELS
 
     summaries = {name: (model.__doc__ or "").splitlines()[0] for name, model in MODELS.items()}
-    return summaries | {name: f"from {entry.value}" for name, entry in plugins.installed("model").items()}
+    return summaries | {
+        name: f"from {entry.value}" for name, entry in plugins.installed("model").items()
+    }

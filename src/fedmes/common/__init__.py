@@ -1,1 +1,2 @@
-"""Small tools that know nothing of federated learning: whole files, size checks, progress bars, keyed randomness."""
+"""Small tools that know nothing of federated learning: whole files, size checks, progress bars,
+keyed randomness."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write what becomes this file at the end, so that nobody ever sees half of it, also after a power loss
-    and where several processes write it, as the page of a study."""
+    """Where to write what becomes this file at the end, so that nobody ever sees half of it, also
+    after a power loss and where several processes write it, as the page of a study."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -42,7 +42,8 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's bytes; of a folder, of the names and bytes of all files in it that are not hidden."""
+    """Of a file's bytes; of a folder, of the names and bytes of all files in it that are not
+    hidden."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -56,8 +57,8 @@ def sha256_of(path: Path) -> str:
 
 
 def first_link(directory: Path, closed: Collection[str] = ()) -> Path | None:
-    """A symbolic link somewhere in a directory: what is written or deleted there may lie elsewhere. `closed`: folders
-    of it whose content is others' business."""
+    """A symbolic link somewhere in a directory: what is written or deleted there may lie elsewhere.
+    `closed`: folders of it whose content is others' business."""
     for folder, folders, files in os.walk(directory):
         for path in (Path(folder) / name for name in (*folders, *files)):
             if path.is_symlink():

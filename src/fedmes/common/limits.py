@@ -1,4 +1,5 @@
-"""What fits: options and files of others are taken at their word only where there is memory for it."""
+"""What fits: options and files of others are taken at their word only where there is memory for
+it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-# by the name of the controller: its folder, and the files with the limit, what is used, and which of it is cache
+# by the name of the controller: its folder, and the files with the limit, what is used, and which
+# of it is cache
 CGROUP_FILES = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -29,7 +31,8 @@ MOST_ROUNDS = 20_000_000  # of all clients together
 
 
 def free_memory() -> int:
-    """Bytes of main memory that may be had: of this machine, and of the container that this process is in."""
+    """Bytes of main memory that may be had: of this machine, and of the container that this process
+    is in."""
     return min([_machine_memory(), *_container_memory()])
 
 
@@ -44,7 +47,8 @@ def _machine_memory() -> int:
 
 
 def _container_memory() -> Iterator[int]:
-    """What the control groups of this process leave it, from its own to the outermost, in version 1 or 2."""
+    """What the control groups of this process leave it, from its own to the outermost, in version 1
+    or 2."""
     try:
         lines = CGROUP.read_text().splitlines()
     except OSError:  # not Linux
@@ -63,18 +67,23 @@ def _left(group: Path, limit: str, used: str, cache: str) -> Iterator[int]:
         parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # Its file cache counts as used, and goes where memory is short.
         yield max(0, most - taken + int(parts.get(cache, 0)))
-    except (OSError, ValueError):  # no limit, which is the word "max"; or a group that is not seen from inside
+    except (OSError, ValueError):
+        # no limit, which is the word "max"; or a group that is not seen from inside
         return
 
 
 def check_memory(needed: float, what: object) -> None:
     if needed > (free := free_memory()):
-        raise UserError(f"{what}: would take {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free")
+        raise UserError(
+            f"{what}: would take {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free"
+        )
 
 
 def check_schedule(clients: int, rounds: int) -> None:
     if clients * rounds > MOST_ROUNDS:
-        raise UserError(f"{clients:,} clients x {rounds:,} rounds of all tasks are more than can be planned")
+        raise UserError(
+            f"{clients:,} clients x {rounds:,} rounds of all tasks are more than can be planned"
+        )
 
 
 class Header(NamedTuple):
@@ -85,7 +94,8 @@ class Header(NamedTuple):
 
 
 def check_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Header]:
-    """The arrays of an .npz file, or those named: as long as their headers say, no objects, and they fit in memory."""
+    """The arrays of an .npz file, or those named: as long as their headers say, no objects, and
+    they fit in memory."""
     found, total = {}, 0
     with ZipFile(path) as archive:
         for member in archive.infolist():
@@ -94,15 +104,22 @@ def check_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, 
                 continue
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
-                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                read = {
+                    (1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0,
+                }
                 if version not in read:
                     raise UserError(f"{path}: {name} is not an array of numbers or strings")
                 shape, _, dtype = read[version](file)
                 if dtype.hasobject:
-                    raise UserError(f"{path}: {name} holds Python objects; save plain numbers or strings")
+                    raise UserError(
+                        f"{path}: {name} holds Python objects; save plain numbers or strings"
+                    )
                 claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
             if claimed != there:
-                raise UserError(f"{path}: {name} says that it has {claimed:,} bytes, and has {there:,}")
+                raise UserError(
+                    f"{path}: {name} says that it has {claimed:,} bytes, and has {there:,}"
+                )
             found[name] = Header(shape, dtype)
             total += claimed
     check_memory(total, path)
@@ -110,10 +127,13 @@ def check_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, 
 
 
 def check_picture(picture: Image.Image, count: int, size: int | None, path: Path) -> None:
-    """Before a picture is decoded, which is one of so many that are kept at their own size or another."""
+    """Before a picture is decoded, which is one of so many that are kept at their own size or
+    another."""
     pixels = picture.width * picture.height
     if pixels > MOST_PIXELS:
-        raise UserError(f"{path}: {picture.width}x{picture.height} pixels are more than a picture may have here")
+        raise UserError(
+            f"{path}: {picture.width}x{picture.height} pixels are more than a picture may have here"
+        )
     needed = 4 * pixels + count * 3 * (size * size if size else pixels)
     if needed > SMALL:
         check_memory(needed, path)

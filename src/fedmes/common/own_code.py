@@ -1,4 +1,5 @@
-"""Whose mistake, and in which line: what goes wrong in a user's own file, said so that it can be found there."""
+"""Whose mistake, and in which line: what goes wrong in a user's own file, said so that it can be
+found there."""
 
 from __future__ import annotations
 
@@ -63,7 +64,10 @@ class OwnCode:
     def _lines(self, error: BaseException) -> list[tuple[int, str, int, str]]:
         """Depth, file, line and function."""
         found = enumerate(traceback.walk_tb(error.__traceback__))
-        lines = [(depth, frame.f_code.co_filename, line, frame.f_code.co_name) for depth, (frame, line) in found]
+        lines = [
+            (depth, frame.f_code.co_filename, line, frame.f_code.co_name)
+            for depth, (frame, line) in found
+        ]
         return [each for each in lines if each[1] in self.files]
 
     def line_now(self) -> str | None:
@@ -73,7 +77,8 @@ class OwnCode:
 
     @property
     def files(self) -> set[str]:
-        """Those that define it and what it builds on, but for this package's and the libraries' own."""
+        """Those that define it and what it builds on, but for this package's and the libraries'
+        own."""
         family = self.thing.__mro__ if isinstance(self.thing, type) else (self.thing,)
         found = {file for member in family for file in plugins.files_of(member)}
         return {file for file in found if not file.startswith(LIBRARIES)}
@@ -98,7 +103,8 @@ def frames() -> Iterator[FrameType]:
 
 
 def shown(file: str, line: int) -> str:
-    """A line as a reader can find it: from here on if the file lies below; of a notebook, in its cell."""
+    """A line as a reader can find it: from here on if the file lies below; of a notebook, in its
+    cell."""
     if not os.path.isfile(file):
         return f"line {line} of its cell"
     relative = os.path.relpath(file)
@@ -107,7 +113,8 @@ def shown(file: str, line: int) -> str:
 
 @contextmanager
 def blaming(own: OwnCode | None) -> Iterator[None]:
-    """What a user's own code raises is said as a mistake in it; without such code it is raised as it is."""
+    """What a user's own code raises is said as a mistake in it; without such code it is raised as
+    it is."""
     try:
         yield
     except UserError as error:

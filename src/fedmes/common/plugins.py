@@ -1,5 +1,5 @@
-"""Names to objects: what is built in, what installed packages bring as entry points of the group `fedmes.methods` or
-`fedmes.models`, or `path/to/file.py:Name` for the user's own."""
+"""Names to objects: what is built in, what installed packages bring as entry points of the group
+`fedmes.methods` or `fedmes.models`, or `path/to/file.py:Name` for the user's own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(f"{kind} '{name}': importing {file} failed: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"{kind} '{name}': importing {file} failed: {type(error).__name__}: {error}"
+        ) from error
     if not callable(thing := getattr(module, attribute, None)):
         raise UserError(f"{kind} '{name}': {file} defines no class or function {attribute}")
     return thing
@@ -63,7 +65,9 @@ def _load(kind: str, name: str, entry: metadata.EntryPoint) -> Callable[..., Any
     try:
         return entry.load()
     except Exception as error:
-        raise UserError(f"{kind} '{name}': loading {entry.value} failed: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"{kind} '{name}': loading {entry.value} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def reference(thing: Callable[..., Any]) -> str:
@@ -72,16 +76,20 @@ def reference(thing: Callable[..., Any]) -> str:
 
 
 def source(thing: Callable[..., Any]) -> str | None:
-    """The text that an object comes from: its file, or its cells of a notebook; None where there is neither."""
+    """The text that an object comes from: its file, or its cells of a notebook; None where there is
+    neither."""
     if (file := _file(thing)) is not None:
         return file.read_text(encoding="utf-8", errors="replace")
     family = thing.__mro__ if isinstance(thing, type) else (thing,)
-    cells = dict.fromkeys(cell for member in family if _is_typed(member) for cell in files_of(member))
+    cells = dict.fromkeys(
+        cell for member in family if _is_typed(member) for cell in files_of(member)
+    )
     return "".join("".join(linecache.getlines(cell)) for cell in cells) or None
 
 
 def _file(thing: Any) -> Path | None:
-    """The file that defines an object. What is typed into a notebook has at best a file that goes with its kernel."""
+    """The file that defines an object. What is typed into a notebook has at best a file that goes
+    with its kernel."""
     try:
         file = None if _is_typed(thing) else inspect.getsourcefile(thing)
     except (TypeError, OSError):
@@ -91,11 +99,14 @@ def _file(thing: Any) -> Path | None:
 
 def _is_typed(thing: Any) -> bool:
     """Does it come from a notebook or a prompt?"""
-    return getattr(thing, "__module__", None) == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    return getattr(thing, "__module__", None) == "__main__" and not hasattr(
+        sys.modules["__main__"], "__file__"
+    )
 
 
 def files_of(thing: Any) -> list[str]:
-    """The files that a function, or a class's functions, were written in; of a notebook, the names of its cells."""
+    """The files that a function, or a class's functions, were written in; of a notebook, the names
+    of its cells."""
     functions = vars(thing).values() if isinstance(thing, type) else (thing,)
     codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
     return [code.co_filename for code in codes if code is not None]

@@ -1,4 +1,5 @@
-"""Every option with its default and limits, how files and flags become a `Config`, and each benchmark's presets."""
+"""Every option with its default and limits, how files and flags become a `Config`, and each
+benchmark's presets."""
 
 from fedmes.config.loading import load, option_names, parse_value, stored
 from fedmes.config.options import Config, dotted

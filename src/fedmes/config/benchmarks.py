@@ -1,4 +1,5 @@
-"""The benchmarks by name: which data, how many tasks, and the sizes they bring along (the paper's where it has any)."""
+"""The benchmarks by name: which data, how many tasks, and the sizes they bring along (the paper's
+where it has any)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ if TYPE_CHECKING:
 class Benchmark:
     summary: str
     tasks: int | None  # there are at most; None: as many as --tasks asks for
-    defaults: dict[str, Any] = field(default_factory=dict)  # configuration values, as in a TOML file
+    # configuration values, as in a TOML file
+    defaults: dict[str, Any] = field(default_factory=dict)
     data: tuple[str, ...] = ()  # data sets by name; several are one after the other
 
 
-def _sizes(clients: int, tasks: int, rounds: int, epochs: int, batch: int, memory: int, model: str) -> dict[str, Any]:
+def _sizes(
+    clients: int, tasks: int, rounds: int, epochs: int, batch: int, memory: int, model: str
+) -> dict[str, Any]:
     return {
         "clients": clients, "tasks": tasks, "rounds": rounds, "epochs": epochs, "batch": batch,
         "memory": {"size": memory}, "model": {"name": model},
@@ -28,10 +32,10 @@ def _with(sizes: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
     return sizes | sections
 
 
-# The paper: Adam (rate by spec: 1e-3, from scratch on ResNet-18 5e-4), batch 40, 10 rounds a task, 10 epochs a round
-# (Fusion-40: 5), memory 150, 10 or 20 clients, 2 to 5 classes a client and task. A class's images (500 + 100; EMNIST
-# 1,600 + 400; CORe50 240 + 60) go to its holders in shares of `frac`: 50, 160, 120, 50, 50 images.
-#                                        clients tasks rounds epochs batch memory model
+# The paper: Adam (rate by spec: 1e-3, from scratch on ResNet-18 5e-4), batch 40, 10 rounds a task,
+# 10 epochs a round (Fusion-40: 5), memory 150, 10 or 20 clients, 2 to 5 classes a client and task.
+# A class's images (500 + 100; EMNIST 1,600 + 400; CORe50 240 + 60) go to its holders in shares of
+# `frac`: 50, 160, 120, 50, 50 images. clients tasks rounds epochs batch memory model
 BENCHMARKS = {
     "split-digits": Benchmark(
         "1,797 handwritten digits of 8x8 pixels, 5 tasks x 2 classes; ships with the package", 5,
@@ -77,7 +81,8 @@ BENCHMARKS = {
     ),
 }  # fmt: skip
 
-OWN_CLASSES = {"affcl-letters": 2, "affcl-cifar100": 2}  # classes a task, where every client has blocks of its own
+# classes a task, where every client has blocks of its own
+OWN_CLASSES = {"affcl-letters": 2, "affcl-cifar100": 2}
 
 OWN_DATA: dict[str, Any] = {
     "rounds": 10,

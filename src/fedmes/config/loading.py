@@ -1,4 +1,5 @@
-"""From files, flags and keyword arguments to a checked `Config`, and back to the TOML file that a run keeps."""
+"""From files, flags and keyword arguments to a checked `Config`, and back to the TOML file that a
+run keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from fedmes.errors import UserError, unknown
 
 
 def load(path: Path | None, options: Mapping[str, Any]) -> Config:
-    """A configuration from a TOML file (or none) and options as dotted keys, over the benchmark's own defaults."""
+    """A configuration from a TOML file (or none) and options as dotted keys, over the benchmark's
+    own defaults."""
     given: dict[str, Any] = {}
     if path is not None:
         _merge(given, _read_toml(path))
@@ -25,7 +27,9 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
     data = given.get("data", {})
     if own := data.get("path"):
         if given.get("benchmark") not in (None, "own-data"):
-            raise UserError(f"data: {own} and benchmark {given['benchmark']} were both given; choose one")
+            raise UserError(
+                f"data: {own} and benchmark {given['benchmark']} were both given; choose one"
+            )
         given["benchmark"] = "own-data"
         data["path"] = _absolute(own)
         base = OWN_DATA
@@ -50,7 +54,11 @@ def load(path: Path | None, options: Mapping[str, Any]) -> Config:
 
 def _absolute(path: Any) -> Any:
     """The same place from wherever it is read; what is no path is left to be refused."""
-    return str(Path(path).resolve()) if isinstance(path, str | Path) and "\0" not in str(path) else path
+    return (
+        str(Path(path).resolve())
+        if isinstance(path, str | Path) and "\0" not in str(path)
+        else path
+    )
 
 
 def stored(content: Mapping[str, Any], directory: Path) -> Config:
@@ -76,7 +84,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a TOML file ({error})") from None
-    content.pop("versions", None)  # what a result's config.toml says of its past does not bind a new run
+    # what a result's config.toml says of its past does not bind a new run
+    content.pop("versions", None)
     return content
 
 
@@ -84,12 +93,16 @@ def _explain(error: ValidationError, source: str | None) -> UserError:
     """pydantic's first complaint as one line that names the key."""
     first = error.errors()[0]
     # Members of a union appear in the location too; keys are those that the configuration knows.
-    key = ".".join(str(part) for part in first["loc"][:2] if isinstance(part, str) and part.isidentifier())
+    key = ".".join(
+        str(part) for part in first["loc"][:2] if isinstance(part, str) and part.isidentifier()
+    )
     where = f" in {source}" if source else ""
     if first["type"] == "extra_forbidden":
         section, dot, _ = key.rpartition(".")
         siblings = (
-            [known for known in option_names() if known.rpartition(".")[0] == section] if dot else list(option_names())
+            [known for known in option_names() if known.rpartition(".")[0] == section]
+            if dot
+            else list(option_names())
         )
         text = str(unknown("key", key, siblings))
         return UserError(text.replace("';", f"'{where};", 1))

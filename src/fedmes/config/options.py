@@ -16,17 +16,21 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-# --- the options, a section each --------------------------------------------------------------------------------------
+# --- the options, a section each ------------------------------------------------------------------
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class Model(Section):
     name: str = "auto"
-    width: Positive | None = None  # mlp: hidden units; cnn2, cnn6: of the fully connected layer; resnet18: first stage
-    stem: Literal[3, 7] | None = None  # resnet18: the first convolution; 3 pools nothing, for small images
+    # mlp: hidden units; cnn2, cnn6: of the fully connected layer; resnet18: first stage
+    width: Positive | None = None
+    # resnet18: the first convolution; 3 pools nothing, for small images
+    stem: Literal[3, 7] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
@@ -34,27 +38,31 @@ class Memory(Section):
     size: Count | list[Count] = 150  # samples a client; a list: one number for each client
     per_task: Count | None = None  # samples a task offers; left out: all, with fifo size // tasks
     batch: Positive | None = None  # samples in a memory gradient; left out: the batch size
-    policy: Literal["fifo", "reservoir", "balanced", "ring"] | None = None  # left out: as the method has it
+    # left out: as the method has it
+    policy: Literal["fifo", "reservoir", "balanced", "ring"] | None = None
 
 
 class Engine(Section):
     name: Literal["auto", "loop", "stacked", "flower"] = "auto"
     precision: Literal["float64", "float32", "tf32", "bf16"] = "float32"
-    stack: Positive | None = None  # clients (of all seeds) trained at a time; left out: as many as fit in memory
+    # clients (of all seeds) trained at a time; left out: as many as fit in memory
+    stack: Positive | None = None
     compile: bool | Literal["auto"] = "auto"  # auto: on a GPU
 
 
 class Optim(Section):
     name: Literal["adam", "sgd"] = "adam"
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.9  # the rate's factor from round to round; starts anew at each task
+    # the rate's factor from round to round; starts anew at each task
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.9
 
 
 class Data(Section):
     path: str | None = None
     more: list[str] = []  # own data whose tasks follow, as `fedmes extend` puts it there
     image_size: Positive | None = None
-    core50_labels: Literal["sessions", "objects"] = "sessions"  # 550 classes, or 50 that all tasks share
+    # 550 classes, or 50 that all tasks share
+    core50_labels: Literal["sessions", "objects"] = "sessions"
     fusion: Literal["single", "mixed"] = "single"  # fusion-40: tasks of one source, or of all
 
 
@@ -64,7 +72,8 @@ class Train(Section):
 
 class Eval(Section):
     model: Literal["personal", "global"] | None = None  # left out: as the method has it
-    told: Literal["own", "block"] = "own"  # who is told the task chooses among its own classes of it, or among all
+    # who is told the task chooses among its own classes of it, or among all
+    told: Literal["own", "block"] = "own"
 
 
 class KNN(Section):
@@ -72,7 +81,8 @@ class KNN(Section):
     theta: Share | Literal["tuned"] = 0.5  # the memory's weight in a prediction
     kernel: Literal["exp_d", "exp_d2", "knnper"] | None = None
     features: str = "fc"  # where neighbours are sought: fc, conv or block:N, as the model has it
-    memory: Literal["after", "before"] = "after"  # does the memory that votes hold the task just learned?
+    # does the memory that votes hold the task just learned?
+    memory: Literal["after", "before"] = "after"
 
     @field_validator("features")
     @classmethod
@@ -83,12 +93,14 @@ class KNN(Section):
 
 
 class StreamOptions(Section):
-    frac: Literal["holders"] | Annotated[float, Field(gt=0)] = 0.1  # of a class, a holder's share; above 1: images
+    # of a class, a holder's share; above 1: images
+    frac: Literal["holders"] | Annotated[float, Field(gt=0)] = 0.1
     cap: Positive | None = None  # training images of a client's task, at most
     test_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
     classes_min: Positive = 2
     classes_max: Positive = 5
-    partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = "even"  # a class's shares
+    # a class's shares
+    partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = "even"
     arrival: Literal["lockstep", "staggered"] = "lockstep"  # when tasks begin
 
     @field_validator("partition")
@@ -102,7 +114,9 @@ class StreamOptions(Section):
     @model_validator(mode="after")
     def _ordered(self) -> StreamOptions:
         if self.classes_min > self.classes_max:
-            raise ValueError(f"classes_min {self.classes_min} is above classes_max {self.classes_max}")
+            raise ValueError(
+                f"classes_min {self.classes_min} is above classes_max {self.classes_max}"
+            )
         return self
 
 
@@ -115,39 +129,51 @@ class Synthetic(Section):
 
 
 class Comm(Section):
-    mbps: Annotated[float, Field(gt=0)] = 40.0  # each client's link, for the modelled time of communication
+    # each client's link, for the modelled time of communication
+    mbps: Annotated[float, Field(gt=0)] = 40.0
 
 
 class Checkpoint(Section):
-    every: Annotated[float, Field(ge=0)] | Literal["round", "task", "never"] = 30.0  # seconds, and each task's end
+    # seconds, and each task's end
+    every: Annotated[float, Field(ge=0)] | Literal["round", "task", "never"] = 30.0
 
 
 class Server(Section):
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients with a task, how many take part in a round
-    min_clients: Positive = 1  # with fewer good updates the server keeps what it has, and real sites' rounds wait
-    patience: Annotated[float, Field(ge=0)] = 0.0  # seconds that real sites are asked for new tasks when all are done
-    timeout: Annotated[float, Field(gt=0)] = 3600.0  # seconds until a site that does not answer is left out of a round
+    # of the clients with a task, how many take part in a round
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # with fewer good updates the server keeps what it has, and real sites' rounds wait
+    min_clients: Positive = 1
+    # seconds that real sites are asked for new tasks when all are done
+    patience: Annotated[float, Field(ge=0)] = 0.0
+    # seconds until a site that does not answer is left out of a round
+    timeout: Annotated[float, Field(gt=0)] = 3600.0
 
 
 class Faults(Section):
-    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0  # how likely a client does not answer in a round
+    # how likely a client does not answer in a round
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nan: Share = 0.0  # how likely its update is not a number
 
 
 class FederationOptions(Section):
     """What real sites must agree on; a simulation has it from its data."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "client"  # a site's folder for it
+    # a site's folder for it
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "client"
     sites: list[str] = []  # their names, in the order of clients
     classes: list[str] = []  # their names, in the order of ids
-    shape: list[Positive] = []  # of a sample, as a network sees it: channels, height, width; or one length
-    mean: list[float] = []  # of each channel, of pixels between 0 and 1; left out: samples are taken as they are
+    # of a sample, as a network sees it: channels, height, width; or one length
+    shape: list[Positive] = []
+    # of each channel, of pixels between 0 and 1; left out: samples are taken as they are
+    mean: list[float] = []
     std: list[Annotated[float, Field(gt=0)]] = []
 
     @model_validator(mode="after")
     def _whole(self) -> FederationOptions:
         if self.sites and not (self.classes and len(self.shape) in (1, 3)):
-            raise ValueError("sites need classes and a shape (channels, height, width; or one length)")
+            raise ValueError(
+                "sites need classes and a shape (channels, height, width; or one length)"
+            )
         if len(set(self.sites)) < len(self.sites) or len(set(self.classes)) < len(self.classes):
             raise ValueError("a name is given twice")
         if len(self.mean) != len(self.std) or (self.mean and len(self.mean) != self.shape[0]):
@@ -159,7 +185,8 @@ class Privacy(Section):
     """Of what a site sends (engine flower)."""
 
     clip: Annotated[float, Field(gt=0)] | None = None  # the largest norm of an update
-    epsilon: Annotated[float, Field(gt=0)] | None = None  # noise besides: local differential privacy of each round
+    # noise besides: local differential privacy of each round
+    epsilon: Annotated[float, Field(gt=0)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
 
     @model_validator(mode="after")
@@ -173,7 +200,7 @@ class Output(Section):
     models: Literal["all", "none"] = "all"
 
 
-# --- of single methods ------------------------------------------------------------------------------------------------
+# --- of single methods ----------------------------------------------------------------------------
 
 
 class FedproxOptions(Section):
@@ -185,17 +212,23 @@ class DittoOptions(Section):
 
 
 class FedmesOptions(Section):
-    start: Literal["global", "continue"] = "global"  # a round begins with the received or with the client's own model
-    lambda_: Literal["paper", "rescaled"] | Annotated[float, Field(ge=0)] = Field("paper", alias="lambda")
-    correction: Literal["agem", "agem_margin", "replay"] = "agem"  # what the memory's gradient does to a step
+    # a round begins with the received or with the client's own model
+    start: Literal["global", "continue"] = "global"
+    lambda_: Literal["paper", "rescaled"] | Annotated[float, Field(ge=0)] = Field(
+        "paper", alias="lambda"
+    )
+    # what the memory's gradient does to a step
+    correction: Literal["agem", "agem_margin", "replay"] = "agem"
 
 
 class KnnperOptions(Section):
-    store: Literal["memory", "all"] = "memory"  # who votes: the memory, or all samples of all tasks so far
+    # who votes: the memory, or all samples of all tasks so far
+    store: Literal["memory", "all"] = "memory"
 
 
 class FedmesplusOptions(Section):
-    balance: Annotated[float, Field(ge=0)] = 2.0  # 0: a plain softmax; above 1 earlier classes are preferred
+    # 0: a plain softmax; above 1 earlier classes are preferred
+    balance: Annotated[float, Field(ge=0)] = 2.0
     teach: Annotated[float, Field(ge=0)] = 1.0  # the weight of the teacher's opinion
     augment: Literal["none", "shift", "flip"] | None = None  # left out: by their colours and size
 
@@ -218,16 +251,20 @@ class Flwf2tOptions(Section):
 
 
 class FedweitOptions(Section):
-    l1: Annotated[float, Field(ge=0)] = 1e-3  # on adaptive weights; smaller ones are neither sent nor used to predict
+    # on adaptive weights; smaller ones are neither sent nor used to predict
+    l1: Annotated[float, Field(ge=0)] = 1e-3
     l2: Annotated[float, Field(gt=0)] = 100.0  # holds the weights of earlier tasks
     wd: Annotated[float, Field(ge=0)] = 1e-4  # weight decay
-    sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.3  # the share of a layer's channels that is not sent
-    kb: Literal["previous", "all_previous"] = "previous"  # others' parts: of their last task, or of all
+    # the share of a layer's channels that is not sent
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    # others' parts: of their last task, or of all
+    kb: Literal["previous", "all_previous"] = "previous"
     retroactive: bool = False  # train masks and parts of earlier tasks too
-    decompose_downsample: bool = True  # false: the shortcut convolutions of resnet18 are a task's own
+    # false: the shortcut convolutions of resnet18 are a task's own
+    decompose_downsample: bool = True
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 
 class Config(Section):
@@ -280,11 +317,14 @@ class Config(Section):
         if isinstance(size, int):
             return [size] * self.clients
         if len(size) != self.clients:
-            raise UserError(f"memory: {len(size)} sizes for {self.clients} clients; give one number or one for each")
+            raise UserError(
+                f"memory: {len(size)} sizes for {self.clients} clients; give one number or one for each"
+            )
         return list(size)
 
     def with_(self, changes: Mapping[str, Any]) -> Config:
-        """A copy with other values, given as dotted keys; what nobody has set stays so, for own data to decide."""
+        """A copy with other values, given as dotted keys; what nobody has set stays so, for own
+        data to decide."""
         content = self.model_dump(by_alias=True, exclude_unset=True)
         for key, value in changes.items():
             _assign(content, key, value)
@@ -308,7 +348,8 @@ class Config(Section):
         return {key: value for key, value in content.items() if value not in ("auto", None)}
 
     def to_toml(self, versions: Mapping[str, str]) -> str:
-        """The file `config.toml`: everything needed to run it again, and the versions that were used."""
+        """The file `config.toml`: everything needed to run it again, and the versions that were
+        used."""
         content = self.as_dict()
         plain = {key: value for key, value in content.items() if not isinstance(value, dict)}
         tables = {key: value for key, value in content.items() if isinstance(value, dict)} | {
@@ -321,7 +362,7 @@ class Config(Section):
         return "\n".join(lines) + "\n"
 
 
-# --- from files and command lines -------------------------------------------------------------------------------------
+# --- from files and command lines -----------------------------------------------------------------
 
 # A section by its plain value: the section's first field.
 SHORT = {
@@ -361,5 +402,10 @@ def _assign(into: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _toml_lines(table: Mapping[str, Any]) -> list[str]:
-    # JSON's strings, numbers and lists are TOML's too; TOML has no null: an option without a value is left out.
-    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items() if value is not None]
+    # JSON's strings, numbers and lists are TOML's too; TOML has no null: an option without a value
+    # is left out.
+    return [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}"
+        for key, value in table.items()
+        if value is not None
+    ]

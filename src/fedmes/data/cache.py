@@ -1,7 +1,7 @@
 """Data sets decoded once: arrays on disk, opened again in no time.
 
-A cache is keyed by the names, sizes and times of the files it was made from, and appears under its name only when it is
-complete: a half-written one is never used.
+A cache is keyed by the names, sizes and times of the files it was made from, and appears under its
+name only when it is complete: a half-written one is never used.
 """
 
 from __future__ import annotations
@@ -52,15 +52,24 @@ def fewer(name: str, found: int, official: int) -> tuple[str, ...]:
 
 
 def cached(
-    root: Path, name: str, places: Sequence[Path], size: int, options: dict[str, Any], read: Callable[[], Raw]
+    root: Path,
+    name: str,
+    places: Sequence[Path],
+    size: int,
+    options: dict[str, Any],
+    read: Callable[[], Raw],
 ) -> Dataset:
-    """The data set in these files and folders at an image size: from its cache, or decoded into one."""
-    key = hashlib.sha256(json.dumps([VERSION, name, size, options, _fingerprint(root, places)]).encode())
+    """The data set in these files and folders at an image size: from its cache, or decoded into
+    one."""
+    key = hashlib.sha256(
+        json.dumps([VERSION, name, size, options, _fingerprint(root, places)]).encode()
+    )
     folder = root / ".fedmes-cache" / f"{name}-{key.hexdigest()[:16]}"
     if folder.is_dir():
         try:
             return _open(folder)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # damaged since: made anew
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            # damaged since: made anew
             shutil.rmtree(folder, ignore_errors=True)
     raw = read()
     with bar(f"decoding {name}, once") as report:
@@ -70,13 +79,17 @@ def cached(
         except OSError:  # a place where nothing can be written: every start decodes anew
             x = np.concatenate(list(_decoded(raw, size, report)))
             found = statistics(x[: raw.train_count])
-            return Dataset(x, raw.y, raw.class_names, raw.train_count, None, raw.session, raw.notes, found)
+            return Dataset(
+                x, raw.y, raw.class_names, raw.train_count, None, raw.session, raw.notes, found
+            )
         try:
             _write(part, raw, size, report)
             os.replace(part, folder)
         except OSError as error:
             if not folder.is_dir():  # nobody else was faster
-                raise UserError(_unwritable(folder.parent, (len(raw.y), size, size, raw.channels), error)) from None
+                raise UserError(
+                    _unwritable(folder.parent, (len(raw.y), size, size, raw.channels), error)
+                ) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return _open(folder)
@@ -88,7 +101,9 @@ def _fingerprint(root: Path, places: Sequence[Path]) -> str:
         digest.update(f"{place.relative_to(root).as_posix()}\n".encode())
         files = _files(str(place)) if place.is_dir() else [("", place.stat())]
         for name, stat in files:
-            digest.update(f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+            digest.update(
+                f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n".encode(errors="surrogateescape")
+            )
     return digest.hexdigest()
 
 
@@ -103,10 +118,13 @@ def _files(folder: str, inside: str = "") -> Iterator[tuple[str, os.stat_result]
 
 
 def _write(part: Path, raw: Raw, size: int, report: Callable[[int, int], None]) -> None:
-    # Written, not mapped: where a disk is full, a write is an error, but a mapping kills the process.
+    # Written, not mapped: where a disk is full, a write is an error, but a mapping kills the
+    # process.
     with (part / "x.npy").open("wb") as file:
         shape = (len(raw.y), size, size, raw.channels)
-        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        )
         for block in _decoded(raw, size, report):
             file.write(np.ascontiguousarray(block).data)
     session = {} if raw.session is None else {"session": raw.session}
@@ -124,12 +142,15 @@ def _open(folder: Path) -> Dataset:
     about = json.loads((folder / "about.json").read_text())
     with np.load(folder / "labels.npz", allow_pickle=False) as labels:
         y, session = labels["y"], labels["session"] if "session" in labels.files else None
-    # Copy on write: torch takes no array that cannot be written to, and nothing that is written reaches the file.
+    # Copy on write: torch takes no array that cannot be written to, and nothing that is written
+    # reaches the file.
     x = np.load(folder / "x.npy", mmap_mode="c", allow_pickle=False)
     names, notes = tuple(about["class_names"]), tuple(about["notes"])
     mean, std = (tuple(map(tuple, about["statistics"][name])) for name in ("mean", "std"))
     found = Normalisation(mean, std)
-    return Dataset(x, y, names, about["train_count"], session=session, notes=notes, statistics=found)
+    return Dataset(
+        x, y, names, about["train_count"], session=session, notes=notes, statistics=found
+    )
 
 
 def _unwritable(folder: Path, shape: tuple[int, ...], error: OSError) -> str:
@@ -138,13 +159,19 @@ def _unwritable(folder: Path, shape: tuple[int, ...], error: OSError) -> str:
     return f"{folder}: the decoded images cannot be kept there ({error.strerror})"
 
 
-def _decoded(raw: Raw, size: int, report: Callable[[int, int], None]) -> Iterator[NDArray[np.uint8]]:
+def _decoded(
+    raw: Raw, size: int, report: Callable[[int, int], None]
+) -> Iterator[NDArray[np.uint8]]:
     """Pixels in blocks, resized where images have another size."""
     images, total = raw.images, len(raw.y)
     as_they_are = isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)
     for start in range(0, total, BLOCK):
         block = images[start : start + BLOCK]
-        yield block if as_they_are else np.stack([_pixels(image, size, raw.channels) for image in block])  # type: ignore[misc]
+        yield (
+            block
+            if as_they_are
+            else np.stack([_pixels(image, size, raw.channels) for image in block])
+        )  # type: ignore[misc]
         report(min(start + BLOCK, total), total)
 
 

@@ -25,7 +25,11 @@ class Entry:
     archive: Archive | None = None  # None: there is no official download
 
 
-_EMNIST = Archive("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", "gzip")
+_EMNIST = Archive(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+    "58c8d27c78d21e728a6bc7b3cc06412e",
+    "gzip",
+)
 
 CATALOG = {
     "cifar100": Entry(
@@ -91,7 +95,9 @@ def how_to_get(name: str, root: Path) -> str:
     return f"`fedmes data fetch {name}` gets it from {archive.url}"
 
 
-def load(name: str, *, image_size: int | None = None, root: Path | None = None, **options: str) -> Dataset:
+def load(
+    name: str, *, image_size: int | None = None, root: Path | None = None, **options: str
+) -> Dataset:
     """A data set at its own or another image size."""
     root = root or data_root()
     places = find(name, root)
@@ -101,4 +107,11 @@ def load(name: str, *, image_size: int | None = None, root: Path | None = None, 
             f"data set {name} is not in {root} (the environment variable FEDMES_DATA names the folder): "
             f"{entry.looked_for} is looked for; {how_to_get(name, root)}"
         )
-    return cached(root, name, places, image_size or entry.size, dict(options), lambda: entry.read(places, **options))
+    return cached(
+        root,
+        name,
+        places,
+        image_size or entry.size,
+        dict(options),
+        lambda: entry.read(places, **options),
+    )

@@ -22,8 +22,8 @@ def find(root: Path) -> list[Path]:
 
 
 def read(folders: list[Path], labels: str = "sessions") -> Raw:
-    """A fifth of each object's frames in a session, drawn once and for all, is for testing. Frames next to each other
-    look alike and fall on both sides, so accuracies flatter."""
+    """A fifth of each object's frames in a session, drawn once and for all, is for testing. Frames
+    next to each other look alike and fall on both sides, so accuracies flatter."""
     cells: dict[tuple[int, int], list[Path]] = {}
     for folder in folders:
         for path in sorted(folder.glob("o*/*.png")):
@@ -32,7 +32,9 @@ def read(folders: list[Path], labels: str = "sessions") -> Raw:
     there = {session for session, _ in cells}
     if missing := [f"s{s + 1}" for s in range(SESSIONS) if s not in there]:
         where = folders[0].parent
-        raise UserError(f"{where}: {', '.join(missing)} of 11 session folders are missing or empty; unpack it again")
+        raise UserError(
+            f"{where}: {', '.join(missing)} of 11 session folders are missing or empty; unpack it again"
+        )
     train, test = [], []
     for (session, thing), frames in sorted(cells.items()):
         order = keyed_random.permutation(len(frames), "core50", session, thing)
@@ -47,5 +49,7 @@ def read(folders: list[Path], labels: str = "sessions") -> Raw:
     names = [f"o{o + 1}" for o in range(OBJECTS)]
     if labels == "sessions":
         names = [f"s{s + 1}/{name}" for s in range(SESSIONS) for name in names]
-        return Raw(pictures, OBJECTS * of_session + of_object, tuple(names), len(train), 3, notes=notes)
+        return Raw(
+            pictures, OBJECTS * of_session + of_object, tuple(names), len(train), 3, notes=notes
+        )
     return Raw(pictures, of_object, tuple(names), len(train), 3, session=of_session, notes=notes)

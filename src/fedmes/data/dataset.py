@@ -1,4 +1,5 @@
-"""Images in memory: one array of samples with labels, and how pixels become numbers for a network."""
+"""Images in memory: one array of samples with labels, and how pixels become numbers for a
+network."""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Dataset:
-    x: NDArray[Any]  # [N, H, W, C] or [N, D]; uint8 (normalised on the way in), float32 or int64 (taken as they are)
+    # [N, H, W, C] or [N, D]; uint8 (normalised on the way in), float32 or int64 (taken as they are)
+    x: NDArray[Any]
     y: Ints  # class ids 0..C-1
     class_names: tuple[str, ...]
-    train_count: int | None = None  # the first rows are the official training set; None: the stream says which
-    source: Ints | None = None  # of several data sets in one, which a row is from: each is normalised by itself
+    # the first rows are the official training set; None: the stream says which
+    train_count: int | None = None
+    # of several data sets in one, which a row is from: each is normalised by itself
+    source: Ints | None = None
     session: Ints | None = None  # the task a row belongs to, where tasks share their classes
     notes: tuple[str, ...] = ()  # what was not as expected, such as missing images
     statistics: Normalisation | None = None  # of the training images, where they are known already
@@ -40,8 +44,12 @@ class Dataset:
 
 def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
     """Mean and standard deviation of each channel, of values between 0 and 1."""
-    # Sums of whole numbers below 2^53 are exact in float64, so the statistics do not depend on the order of summation.
-    number, values = len(x) if rows is None else len(rows), int(np.prod(x.shape[1:], dtype=np.int64))
+    # Sums of whole numbers below 2^53 are exact in float64, so the statistics do not depend on the
+    # order of summation.
+    number, values = (
+        len(x) if rows is None else len(rows),
+        int(np.prod(x.shape[1:], dtype=np.int64)),
+    )
     channels = x.shape[-1]
     total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
     step = max(1, 2**20 // values)
@@ -60,4 +68,6 @@ def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
 def joined(parts: Iterable[Normalisation]) -> Normalisation:
     """Of several sources, one after the other."""
     parts = list(parts)
-    return Normalisation(tuple(m for part in parts for m in part.mean), tuple(s for part in parts for s in part.std))
+    return Normalisation(
+        tuple(m for part in parts for m in part.mean), tuple(s for part in parts for s in part.std)
+    )

@@ -42,18 +42,24 @@ def read(files: list[Path]) -> Raw:
     for label in kept.tolist():
         rows = np.flatnonzero(y == label)[:MOST]
         if len(rows) < 2:
-            raise UserError(f"{files[1]}: there are {len(rows)} images of class {SYMBOLS[label]}; two are needed")
+            raise UserError(
+                f"{files[1]}: there are {len(rows)} images of class {SYMBOLS[label]}; two are needed"
+            )
         cut = min(max(1, round(0.8 * len(rows))), len(rows) - 1)
         train.append(rows[:cut])
         test.append(rows[cut:])
     if few := int((counts[kept] < MOST).sum()):
         least = SYMBOLS[kept[counts[kept].argmin()]]
-        notes.append(f"emnist: {few} of 60 classes have fewer than 2,000 images ({least}: {counts[kept].min()})")
+        notes.append(
+            f"emnist: {few} of 60 classes have fewer than 2,000 images ({least}: {counts[kept].min()})"
+        )
     order = np.concatenate([*train, *test])
     new = np.full(len(SYMBOLS), -1)
     new[kept] = np.arange(CLASSES)
     names = tuple(SYMBOLS[label] for label in kept)
-    return Raw(_images(files, order), new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes))
+    return Raw(
+        _images(files, order), new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes)
+    )
 
 
 def read_letters(files: list[Path]) -> Raw:
@@ -62,7 +68,9 @@ def read_letters(files: list[Path]) -> Raw:
     if y.min(initial=0) < 0 or y.max(initial=0) > 25 or not len(y_train) or not len(y_test):
         raise UserError(f"{files[1]}: labels are not those of EMNIST Letters")
     notes = fewer("emnist-letters", len(y), 145_600)
-    return Raw(_images(files, np.arange(len(y))), y, tuple(SYMBOLS[10:36]), len(y_train), 1, notes=notes)
+    return Raw(
+        _images(files, np.arange(len(y))), y, tuple(SYMBOLS[10:36]), len(y_train), 1, notes=notes
+    )
 
 
 def _labels(path: Path) -> Ints:
@@ -70,7 +78,8 @@ def _labels(path: Path) -> Ints:
 
 
 def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
-    """Rows of the training and test images one after the other. Of the many, only these are copied."""
+    """Rows of the training and test images one after the other. Of the many, only these are
+    copied."""
     chosen = np.empty((len(rows), 28, 28), np.uint8)
     start = 0
     for images, labels in (files[:2], files[2:]):
@@ -84,13 +93,16 @@ def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array of bytes, of which the file says the shape; as much is read, and no more than EMNIST has."""
+    """An array of bytes, of which the file says the shape; as much is read, and no more than EMNIST
+    has."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             magic, *shape = struct.unpack(f">{dimensions + 1}I", file.read(4 * (dimensions + 1)))
             count = math.prod(shape)
             if magic != 0x800 + dimensions or shape[0] > ALL or shape[1:] not in ([], [28, 28]):
-                raise UserError(f"{path}: not a file of EMNIST (an array of {'x'.join(map(str, shape))} bytes)")
+                raise UserError(
+                    f"{path}: not a file of EMNIST (an array of {'x'.join(map(str, shape))} bytes)"
+                )
             limits.check_memory(count, path)
             body = file.read(count + 1)
     except (OSError, EOFError, zlib.error, struct.error) as error:

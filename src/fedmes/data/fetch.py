@@ -1,4 +1,5 @@
-"""Official archives: a download that broke off goes on where it was, is checked, and unpacked whole or not at all."""
+"""Official archives: a download that broke off goes on where it was, is checked, and unpacked whole
+or not at all."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Archive:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """One process at a time fetches into a folder; others wait and say so. The system lets go of the lock of a process
-    that has died, however it died."""
+    """One process at a time fetches into a folder; others wait and say so. The system lets go of
+    the lock of a process that has died, however it died."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         file = (root / ".fetch.lock").open("a")
@@ -48,14 +49,18 @@ def alone(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{root}: another process is fetching into it; waiting until it is done", file=sys.stderr, flush=True)
+            print(
+                f"{root}: another process is fetching into it; waiting until it is done",
+                file=sys.stderr,
+                flush=True,
+            )
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def fetch(archive: Archive, root: Path) -> Path:
-    """The archive's folder under the root. An archive that lies there is unpacked and stays; one that is downloaded
-    goes when it is unpacked."""
+    """The archive's folder under the root. An archive that lies there is unpacked and stays; one
+    that is downloaded goes when it is unpacked."""
     import pooch
     import requests
 
@@ -90,7 +95,9 @@ def fetch(archive: Archive, root: Path) -> Path:
         ) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise UserError(f"{root}: no space is left; make some and run this again, it goes on from here") from None
+            raise UserError(
+                f"{root}: no space is left; make some and run this again, it goes on from here"
+            ) from None
         raise UserError(f"{error.filename or root}: {error.strerror or error}") from None
     return folder
 
@@ -103,7 +110,11 @@ def _download(url: str, part: Path, report: Report) -> None:
         had = _size(part)
         try:
             return _go_on(url, part, had, report)
-        except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
+        except (
+            requests.ConnectionError,
+            requests.Timeout,
+            requests.exceptions.ChunkedEncodingError,
+        ):
             if _size(part) <= had:  # not even a little came
                 raise
 
@@ -117,7 +128,8 @@ def _go_on(url: str, part: Path, had: int, report: Report) -> None:
 
     wanted = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={had}-"} if had else {})
     with requests.get(url, headers=wanted, stream=True, timeout=PATIENCE) as answer:
-        if had and answer.status_code == 416:  # there is no more; the checksum says whether this is it
+        # there is no more; the checksum says whether this is it
+        if had and answer.status_code == 416:
             return
         answer.raise_for_status()
         done = had if answer.status_code == 206 else 0
@@ -151,7 +163,9 @@ def _unpack(file: Path, folder: Path, report: Report) -> None:
         for number, (name, total, content) in enumerate(_members(file)):
             path = PurePosixPath(name.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts or ":" in name:
-                raise UserError(f"{file}: holds {name}, which would lie elsewhere; nothing was unpacked")
+                raise UserError(
+                    f"{file}: holds {name}, which would lie elsewhere; nothing was unpacked"
+                )
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             with (place / path).open("wb") as target:
                 shutil.copyfileobj(content, target, 1 << 20)
@@ -160,13 +174,16 @@ def _unpack(file: Path, folder: Path, report: Report) -> None:
             raise UserError(f"{file}: holds no folder {folder.name}")
         os.replace(place / folder.name, folder)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{file}: truncated or damaged ({error}); delete it and run this again") from None
+        raise UserError(
+            f"{file}: truncated or damaged ({error}); delete it and run this again"
+        ) from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
 def _members(file: Path) -> Iterator[tuple[str, int | None, IO[bytes]]]:
-    """Name and content of every file; links and the like are none. A tar file does not say how many there are."""
+    """Name and content of every file; links and the like are none. A tar file does not say how many
+    there are."""
     if file.suffix == ".zip":
         with zipfile.ZipFile(file) as archive:
             files = [info for info in archive.infolist() if not info.is_dir()]

@@ -22,7 +22,9 @@ T = TypeVar("T")
 
 
 def find_mini(root: Path) -> list[Path]:
-    for folder in (root / name for name in ("mini-imagenet", "miniimagenet", "mini_imagenet", "MiniImageNet")):
+    for folder in (
+        root / name for name in ("mini-imagenet", "miniimagenet", "mini_imagenet", "MiniImageNet")
+    ):
         pickles = [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]
         if all(path.is_file() for path in pickles):
             return pickles
@@ -70,15 +72,29 @@ def _mini_from_pickles(files: list[Path]) -> Raw:
     for path in files:
         content = read_pickle(path)
         x, classes = content.get("image_data"), content.get("class_dict")
-        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or not isinstance(classes, dict):
+        if (
+            not isinstance(x, np.ndarray)
+            or x.dtype != np.uint8
+            or x.ndim != 4
+            or not isinstance(classes, dict)
+        ):
             raise UserError(f"{path}: needs image_data and class_dict")
         rows_of |= _rows(classes, start, len(x), path)
         images.append(x)
         start += len(x)
     if len({x.shape[1:] for x in images}) > 1 or images[0].shape[3] != 3:
-        raise UserError(f"{files[0]}: its pictures and those of the other files are not of one size and three colours")
+        raise UserError(
+            f"{files[0]}: its pictures and those of the other files are not of one size and three colours"
+        )
     rows, y, names, count = _shared_out(rows_of, files[0])
-    return Raw(np.concatenate(images)[rows], y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
+    return Raw(
+        np.concatenate(images)[rows],
+        y,
+        names,
+        count,
+        3,
+        notes=fewer("miniimagenet", len(y), 60_000),
+    )
 
 
 def _rows(class_dict: dict[Any, Any], start: int, count: int, path: Path) -> dict[str, list[int]]:
@@ -94,9 +110,11 @@ def _rows(class_dict: dict[Any, Any], start: int, count: int, path: Path) -> dic
     return rows_of
 
 
-def _shared_out(by_class: Mapping[str, Sequence[T]], where: Path) -> tuple[list[T], Ints, tuple[str, ...], int]:
-    """Of each class the first five sixths, for training, then the rest of each, with labels; the classes; how many are
-    for training."""
+def _shared_out(
+    by_class: Mapping[str, Sequence[T]], where: Path
+) -> tuple[list[T], Ints, tuple[str, ...], int]:
+    """Of each class the first five sixths, for training, then the rest of each, with labels; the
+    classes; how many are for training."""
     names = sorted(by_class)
     train: list[tuple[T, int]] = []
     test: list[tuple[T, int]] = []
@@ -108,7 +126,12 @@ def _shared_out(by_class: Mapping[str, Sequence[T]], where: Path) -> tuple[list[
         train += own[:cut]
         test += own[cut:]
     items = train + test
-    return [each for each, _ in items], np.array([label for _, label in items]), tuple(names), len(train)
+    return (
+        [each for each, _ in items],
+        np.array([label for _, label in items]),
+        tuple(names),
+        len(train),
+    )
 
 
 def find_tiny(root: Path) -> list[Path]:
@@ -135,5 +158,10 @@ def read_tiny(places: list[Path]) -> Raw:
         raise UserError(f"{annotations}: names no pictures; fetch or copy it again")
     y = np.array([number[path.parents[1].name] for path in train] + [i for _, i in test])
     return Raw(
-        train + [path for path, _ in test], y, tuple(names), len(train), 3, notes=fewer("tinyimagenet", len(y), 110_000)
+        train + [path for path, _ in test],
+        y,
+        tuple(names),
+        len(train),
+        3,
+        notes=fewer("tinyimagenet", len(y), 110_000),
     )

@@ -1,4 +1,5 @@
-"""The user's own data: one .npz file, or folders of images laid out as CLIENT/TASK/train|test/CLASS/*."""
+"""The user's own data: one .npz file, or folders of images laid out as
+CLIENT/TASK/train|test/CLASS/*."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ UNSAID = -1
 
 @dataclass(frozen=True)
 class Table:
-    """Each sample with whose it is, in which of that client's tasks, and whether it is a test sample."""
+    """Each sample with whose it is, in which of that client's tasks, and whether it is a test
+    sample."""
 
     dataset: Dataset
     client: Ints  # index into client_names
@@ -44,7 +46,7 @@ def read(path: Path, image_size: int | None) -> Table:
     raise UserError(f"data: there is no file or folder {path}")
 
 
-# --- one file ------------------------------------------------------------------------------------------------------
+# --- one file -------------------------------------------------------------------------------------
 
 
 def read_npz(path: Path) -> Table:
@@ -52,7 +54,9 @@ def read_npz(path: Path) -> Table:
     x = _pixels(arrays["x"], path)
     for name, values in arrays.items():
         if name != "x" and values.ndim != 1:
-            raise UserError(f"{path}: {name} has shape {values.shape}; one value a sample is needed")
+            raise UserError(
+                f"{path}: {name} has shape {values.shape}; one value a sample is needed"
+            )
         if len(values) != len(x):
             raise UserError(f"{path}: x has {len(x)} samples, {name} has {len(values)}")
     y, class_names = _numbered(arrays["y"], "y", path)
@@ -76,13 +80,16 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             raise UserError(f"{path}: one array, not an .npz file with {', '.join(needed)}")
         with file:
             if missing := [name for name in needed if name not in file.files]:
-                raise UserError(f"{path}: has no array {', '.join(missing)}; needed are {', '.join(needed)}")
+                raise UserError(
+                    f"{path}: has no array {', '.join(missing)}; needed are {', '.join(needed)}"
+                )
             limits.check_arrays(path, {*needed, *optional})
             for name in (*needed, *(n for n in optional if n in file.files)):
                 arrays[name] = file[name]
     except UserError:
         raise
-    except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
+    except Exception as error:
+        # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be read as an .npz file ({error})") from None
     return arrays
 
@@ -91,8 +98,14 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
     if x.ndim == 3:
         x = x[..., None]  # grey images without a channel axis
     if x.ndim not in (2, 4) or 0 in x.shape:
-        raise UserError(f"{path}: x has shape {x.shape}; needed is (N, H, W, C), (N, H, W) or (N, D), not empty")
-    if x.ndim == 4 and min(x.shape[2:]) > 4 and (x.shape[1] == 3 or (x.shape[1] == 1 and x.shape[2] == x.shape[3])):
+        raise UserError(
+            f"{path}: x has shape {x.shape}; needed is (N, H, W, C), (N, H, W) or (N, D), not empty"
+        )
+    if (
+        x.ndim == 4
+        and min(x.shape[2:]) > 4
+        and (x.shape[1] == 3 or (x.shape[1] == 1 and x.shape[2] == x.shape[3]))
+    ):
         raise UserError(
             f"{path}: x has shape {x.shape}, which looks like (N, C, H, W); channels last is needed, (N, H, W, C): "
             "x.transpose(0, 2, 3, 1)"
@@ -100,7 +113,8 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
     if x.dtype == np.uint8:
         return x
     if x.dtype.kind == "i" and x.ndim == 2:
-        return x.astype(np.int64)  # token ids and the like, for a model with an embedding: never normalised
+        # token ids and the like, for a model with an embedding: never normalised
+        return x.astype(np.int64)
     if x.dtype.kind != "f":
         raise UserError(f"{path}: x has type {x.dtype}; needed is uint8 or float32")
     _refuse(~np.isfinite(x), "NaN or infinite values", path)
@@ -112,25 +126,36 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
 
 def _refuse(bad: NDArray[np.bool_], what: str, path: Path) -> None:
     if len(rows := np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))):
-        raise UserError(f"{path}: x has {what} in {len(rows)} samples, the first is sample {rows[0]}")
+        raise UserError(
+            f"{path}: x has {what} in {len(rows)} samples, the first is sample {rows[0]}"
+        )
 
 
 def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[str, ...]]:
     """Whole numbers or strings as 0..n-1 in their natural order, with their names."""
     if values.dtype.kind not in "iuU":
-        raise UserError(f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings")
+        raise UserError(
+            f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings"
+        )
     distinct, inverse = np.unique(values, return_inverse=True)
-    order = sorted(range(len(distinct)), key=lambda i: _natural(str(distinct[i])) if values.dtype.kind == "U" else i)
+    order = sorted(
+        range(len(distinct)),
+        key=lambda i: _natural(str(distinct[i])) if values.dtype.kind == "U" else i,
+    )
     rank = np.argsort(np.array(order, np.int64))
     return rank[inverse].astype(np.int64), tuple(str(distinct[i]) for i in order)
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
     """task2 before task10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]
+    return [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"(\d+)", text)
+        if part
+    ]
 
 
-# --- folders -------------------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 LAYOUT = "CLIENT/TASK/train|test/CLASS/images"
 NAMED = 5  # places with files that are not read, in a warning
@@ -164,13 +189,17 @@ def _folders(path: Path, kind: str, root: Path, notes: list[str]) -> list[Path]:
     shown = [p for p in found if not p.name.startswith(".")]
     if not shown:
         raise UserError(f"{path}: no {kind} folder inside; expected {LAYOUT}")
-    notes += [f"{p.relative_to(root).as_posix()}: skipped (hidden folder)" for p in found if p not in shown]
+    notes += [
+        f"{p.relative_to(root).as_posix()}: skipped (hidden folder)"
+        for p in found
+        if p not in shown
+    ]
     return shown
 
 
 def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, str, Path]]:
-    """A task's pictures, each with `train` or `test` and its class; a class whose files all are something else is an
-    error, and so is a task without pictures."""
+    """A task's pictures, each with `train` or `test` and its class; a class whose files all are
+    something else is an error, and so is a task without pictures."""
     found, others = [], Counter[str]()
     for part in _folders(task, "train", root, notes):
         if part.name not in ("train", "test"):
@@ -178,7 +207,9 @@ def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, 
         for label in _folders(part, "CLASS", root, notes):
             images, unread = pictures.sorted_out(label.iterdir())
             if unread and not images:
-                raise UserError(f"{label}: no picture among its files, {pictures.counted(unread)}; read are {READ}")
+                raise UserError(
+                    f"{label}: no picture among its files, {pictures.counted(unread)}; read are {READ}"
+                )
             found += [(part.name, label.name, image) for image in images]
             others += unread
     if not found:

@@ -1,8 +1,8 @@
-"""Pickles of plain data. A pickle is a program; this reader knows arrays of numbers, texts and containers, and runs no
-other.
+"""Pickles of plain data. A pickle is a program; this reader knows arrays of numbers, texts and
+containers, and runs no other.
 
-What a pickle may call are functions of this file. Above all it never gets a type of numpy's in hand: it could give one
-flags with which numpy takes bytes of the file for addresses of objects.
+What a pickle may call are functions of this file. Above all it never gets a type of numpy's in
+hand: it could give one flags with which numpy takes bytes of the file for addresses of objects.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from fedmes.errors import UserError
 
 
 class _PlainData(pickle._Unpickler):
-    """Pickle's reader in Python: in C's, a few bytes can ask for gigabytes of notes. It knows no bytearrays, for which
-    memory is taken before they are read, and which no data set needs."""
+    """Pickle's reader in Python: in C's, a few bytes can ask for gigabytes of notes. It knows no
+    bytearrays, for which memory is taken before they are read, and which no data set needs."""
 
     dispatch: ClassVar = {
-        code: step for code, step in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+        code: step
+        for code, step in pickle._Unpickler.dispatch.items()
+        if code != pickle.BYTEARRAY8[0]
     }
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _empty
         if (module, name) == ("numpy", "ndarray"):
-            return None  # of which arrays are made is known; called by itself, it would take any amount of memory
+            # of which arrays are made is known; called by itself, it would take any amount of
+            # memory
+            return None
         if (module, name) == ("numpy", "dtype"):
             return _kind
         if (module, name) == ("_codecs", "encode"):
@@ -43,7 +47,8 @@ class _PlainData(pickle._Unpickler):
 
 
 class _Kind:
-    """Stands for numpy's type of a number, of which a pickle may say the byte order and nothing else."""
+    """Stands for numpy's type of a number, of which a pickle may say the byte order and nothing
+    else."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
@@ -56,12 +61,15 @@ class _Kind:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """Begun empty, as pickles begin arrays, and then filled with as many bytes as its shape says."""
+    """Begun empty, as pickles begin arrays, and then filled with as many bytes as its shape
+    says."""
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, by_columns, content = state
         content = content.encode("latin1") if isinstance(content, str) else content
-        sizes = isinstance(shape, tuple) and all(isinstance(size, int) and size >= 0 for size in shape)
+        sizes = isinstance(shape, tuple) and all(
+            isinstance(size, int) and size >= 0 for size in shape
+        )
         if not (isinstance(kind, _Kind) and sizes and isinstance(content, bytes)):
             raise pickle.UnpicklingError("it holds an array of something else than numbers")
         if math.prod(shape) * kind.dtype.itemsize != len(content):
@@ -96,10 +104,14 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except Exception as error:  # a damaged pickle may raise anything
-        raise UserError(f"{path}: not a pickle of plain data ({error}); it may be truncated") from None
+        raise UserError(
+            f"{path}: not a pickle of plain data ({error}); it may be truncated"
+        ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no dictionary")
-    return {_text(key): _plain(value) for key, value in content.items() if isinstance(key, (str, bytes))}
+    return {
+        _text(key): _plain(value) for key, value in content.items() if isinstance(key, (str, bytes))
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -121,6 +133,8 @@ def numbers(value: Any) -> NDArray[np.int64] | None:
     """A list or array of whole numbers, none below zero; None where it is something else."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1:
         value = value.tolist()
-    if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item < 2**62 for item in value):
+    if not isinstance(value, list) or not all(
+        isinstance(item, int) and 0 <= item < 2**62 for item in value
+    ):
         return None
     return np.array(value, np.int64)

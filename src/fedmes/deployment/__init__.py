@@ -1,4 +1,5 @@
-"""Flower as processes: certificates and keys, site folders, a supervisor, a whole federation on loopback."""
+"""Flower as processes: certificates and keys, site folders, a supervisor, a whole federation on
+loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Flower's two entry points, `client` and `server`, for sites on machines of their own (docs/deployment.md)."""
+"""Flower's two entry points, `client` and `server`, for sites on machines of their own
+(docs/deployment.md)."""
 
 from __future__ import annotations
 
@@ -16,30 +17,37 @@ from fedmes.deployment import site as folders
 from fedmes.deployment.server import serve
 from fedmes.engines.flower.client import Node, client_app
 from fedmes.engines.flower.engine import log
-from fedmes.engines.flower.site import Desk
+from fedmes.engines.flower.site import SiteClient
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare_site
 from fedmes.experiment.recorder import Progress
-from fedmes.experiment.simulation import _desk, _prepared
+from fedmes.experiment.simulation import _prepared, _site_client
 
 
 def site_name(node: Node) -> str:
     return str(folders.read(_folder(node))["name"])
 
 
-def site_desk(config: Config, s: int, node: Node) -> Desk:
-    """A real site, in the folder that its SuperNode was started with; or a share of a benchmark, for trials."""
+def site_client(config: Config, s: int, node: Node) -> SiteClient:
+    """A real site, in the folder that its SuperNode was started with; or a share of a benchmark,
+    for trials."""
     folder = _folder(node)
     about = folders.read(folder)
     name = str(about["name"])
     if "client" in about:
-        prepared, k, scheduled = _prepared(config.model_dump_json(by_alias=True)), int(about["client"]), True
+        prepared, k, scheduled = (
+            _prepared(config.model_dump_json(by_alias=True)),
+            int(about["client"]),
+            True,
+        )
     else:
         if name not in config.federation.sites:
-            raise UserError(f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})")
+            raise UserError(
+                f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})"
+            )
         k, scheduled = config.federation.sites.index(name), False
         prepared = prepare_site(config, name, Path(about["data"]))
-    return _desk(name, prepared, s, k, folder / config.federation.name, scheduled)
+    return _site_client(name, prepared, s, k, folder / config.federation.name, scheduled)
 
 
 def _folder(node: Node) -> Path:
@@ -49,7 +57,7 @@ def _folder(node: Node) -> Path:
 
 
 server = ServerApp()
-client = client_app(site_name, site_desk)
+client = client_app(site_name, site_client)
 
 
 @server.main()
@@ -77,7 +85,9 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as error:
         tell({"error": f"{type(error).__name__}: {error}"})
         raise
-    missing = "".join(f"; left out to the end: {name} ({why})" for name, why in result.sites_left_out.items())
+    missing = "".join(
+        f"; left out to the end: {name} ({why})" for name, why in result.sites_left_out.items()
+    )
     log.info("finished, the result is in %s%s", out, missing)
 
 

@@ -1,4 +1,5 @@
-"""A certificate authority, a server's certificate and a node's key, in the formats that Flower reads."""
+"""A certificate authority, a server's certificate and a node's key, in the formats that Flower
+reads."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ class ServerFiles:
 
 
 def make_server(directory: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> ServerFiles:
-    """An authority and the certificate it gives a server of these names. The authority's key is kept nowhere: who
-    needs another certificate makes another authority."""
+    """An authority and the certificate it gives a server of these names. The authority's key is
+    kept nowhere: who needs another certificate makes another authority."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -37,7 +38,9 @@ def make_server(directory: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1
             encipher_only=False, decipher_only=False,
         )  # fmt: skip
 
-    def certificate(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    def certificate(
+        subject: x509.Name, public: ec.EllipticCurvePublicKey
+    ) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         return (
             x509.CertificateBuilder()
@@ -65,7 +68,10 @@ def make_server(directory: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1
         .add_extension(usage(sign=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
+            critical=False,
+        )
         .sign(authority_key, hashes.SHA256())
     )
     files = ServerFiles(directory / "ca.crt", directory / "server.pem", directory / "server.key")
@@ -85,7 +91,9 @@ def make_node_key(directory: Path, name: str) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     openssh, bare = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_private(directory / "key", key.private_bytes(serialization.Encoding.PEM, openssh, bare))
-    line = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    line = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     (directory / "key.pub").write_bytes(line + b" " + name.encode() + b"\n")
 
 

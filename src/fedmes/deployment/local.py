@@ -1,4 +1,5 @@
-"""A whole federation on loopback: a SuperLink with TLS and node keys, a SuperNode for each site, and runs on them."""
+"""A whole federation on loopback: a SuperLink with TLS and node keys, a SuperNode for each site,
+and runs on them."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from fedmes.deployment.supervisor import Supervisor
 from fedmes.errors import FederationError
 from fedmes.version import __version__
 
-START_LIMIT = 600.0  # seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
+# seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
+START_LIMIT = 600.0
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # it would fetch its own torch
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; a new client process for each message waits for it
+    # seconds; a new client process for each message waits for it
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",  # the sites share this machine
     "PYTHONUNBUFFERED": "1",
@@ -64,8 +67,9 @@ out = ""
 class Federation:
     """Sites that exist (folders with `site.toml` and keys), and all processes around them.
 
-    All that is theirs together is in `folder`: certificates, Flower's homes, the SuperLink's database, logs. Each
-    `start` begins with a new database; what runs have learned is in the sites' folders and in the run's directory.
+    All that is theirs together is in `folder`: certificates, Flower's homes, the SuperLink's
+    database, logs. Each `start` begins with a new database; what runs have learned is in the sites'
+    folders and in the run's directory.
     """
 
     def __init__(self, folder: Path, sites: Sequence[Path], app: Path | None = None) -> None:
@@ -86,7 +90,12 @@ class Federation:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.stop()
 
     @property
@@ -96,7 +105,8 @@ class Federation:
         return self._supervisor
 
     def start(self) -> None:
-        """SuperLink, node keys, SuperNodes. They go on connecting after it has returned; a run waits for them."""
+        """SuperLink, node keys, SuperNodes. They go on connecting after it has returned; a run
+        waits for them."""
         for old in ("tls", "home", "database"):
             shutil.rmtree(self.folder / old, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,7 +130,8 @@ class Federation:
             self._start_site(k)
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, or start it again with the database it had, and wait until it answers."""
+        """Start the SuperLink, or start it again with the database it had, and wait until it
+        answers."""
         command = [
             script("flower-superlink"),
             "--host", "127.0.0.1", "--port", str(self._port),
@@ -147,16 +158,20 @@ class Federation:
     def submit(self, **run_config: str | int | float | bool) -> None:
         """Begin a run of the app with these values in its run configuration."""
         self._runs += 1
-        values = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in run_config.items())
+        values = " ".join(
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in run_config.items()
+        )
         self._begin_flwr(
             f"run{self._runs}",
             ["run", str(self.app), "federation", "--stream", *(["-c", values] if values else [])],
             ["ls", "federation", "--limit", "1", "--format", "json"],
         )
 
-    def wait(self, timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None) -> str:
-        """The last run's end: `completed`, `failed`, `stopped`, or `lost` if no SuperLink is there to say. `meanwhile`
-        is called several times a second."""
+    def wait(
+        self, timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None
+    ) -> str:
+        """The last run's end: `completed`, `failed`, `stopped`, or `lost` if no SuperLink is there
+        to say. `meanwhile` is called several times a second."""
         name, until = f"run{self._runs}", time.monotonic() + (timeout or float("inf"))
         while self.supervisor.alive(name):
             if time.monotonic() > until:
@@ -207,14 +222,18 @@ class Federation:
 
     def _register(self) -> None:
         keys = [str(path / "key.pub") for path in self.sites]
-        self._begin_flwr("register", *(["supernode", "register", key, "federation"] for key in keys))
+        self._begin_flwr(
+            "register", *(["supernode", "register", key, "federation"] for key in keys)
+        )
         while (status := self.supervisor.status("register")) is None:
             time.sleep(0.05)
         if status != 0:
             raise self._failure("the sites' keys are not registered", "register")
 
     def _failure(self, what: str, name: str) -> FederationError:
-        return FederationError(f"{what}; the last lines of {self.log / name}.log:\n{_tail(self.log / f'{name}.log')}")
+        return FederationError(
+            f"{what}; the last lines of {self.log / name}.log:\n{_tail(self.log / f'{name}.log')}"
+        )
 
 
 def environment(home: Path) -> Mapping[str, str]:
@@ -224,7 +243,9 @@ def environment(home: Path) -> Mapping[str, str]:
 
 
 def script(name: str) -> str:
-    found = shutil.which(name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
+    found = shutil.which(
+        name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    )
     if found is None:
         raise FederationError(f"the command {name} is not there, though Flower is installed")
     return found
@@ -250,7 +271,8 @@ def _answers(port: int) -> bool:
 
 
 def _run_status(log: str) -> str:
-    """From what `flwr ls --format json` has printed at the end; where nothing is printed, nobody has answered."""
+    """From what `flwr ls --format json` has printed at the end; where nothing is printed, nobody
+    has answered."""
     start = log.rfind("\n{\n")
     if start < 0:
         return "lost"

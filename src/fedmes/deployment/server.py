@@ -18,10 +18,14 @@ from fedmes.results.run_dir import Result
 from fedmes.tensors import put
 
 
-def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | None = None) -> Result:
-    """The server of real sites, which never sees their data: until none of them has anything left to learn. Where it
-    was interrupted, it goes on."""
-    config = as_stored(config.with_({"engine.name": "flower", "checkpoint.every": "round"}), directory)
+def serve(
+    grid: Grid, config: Config, directory: Path, on_progress: Listener | None = None
+) -> Result:
+    """The server of real sites, which never sees their data: until none of them has anything left
+    to learn. Where it was interrupted, it goes on."""
+    config = as_stored(
+        config.with_({"engine.name": "flower", "checkpoint.every": "round"}), directory
+    )
     if len(config.seeds) > 1:
         raise UserError("seeds: real sites learn once; name one seed")
     if not config.federation.sites:  # a trial: every site holds a share of a benchmark
@@ -30,14 +34,16 @@ def serve(grid: Grid, config: Config, directory: Path, on_progress: Listener | N
     with working_in(directory, config):
         run_dir.claim(directory, config)
         engine = FlowerEngine(method, initial, config, grid)
-        book = train(engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do)
-        if not book.accuracy:
+        recorder = train(
+            engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do
+        )
+        if not recorder.accuracy:
             raise UserError("; ".join(["no site has finished a task in this run", *engine.notes]))
         folder = directory / f"seed{config.seeds[0]}"
         folder.mkdir(exist_ok=True)
         client_dir.save_model(folder / "initial.safetensors", put("w", initial[0]))
         client_dir.save_model(folder / "global.safetensors", engine.server_state(0))
-        result = book.result(method.net.parameter_count, engine.notes, Origin())
+        result = recorder.result(method.net.parameter_count, engine.notes, Origin())
         result.sites_left_out = engine.sites_left_out
         result.write(directory)
     return result

@@ -15,35 +15,50 @@ from fedmes.errors import UserError
 
 
 def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
-    """The folder, for its owner alone: `key`, `key.pub` and at last `site.toml`, which makes it a site."""
+    """The folder, for its owner alone: `key`, `key.pub` and at last `site.toml`, which makes it a
+    site."""
     if not name.strip() or not name.isprintable():
         raise UserError(f"name: a line of text is needed, not {name!r}")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        there = "is a site already" if (directory / "site.toml").is_file() else "is there already and not empty"
+        there = (
+            "is a site already"
+            if (directory / "site.toml").is_file()
+            else "is there already and not empty"
+        )
         raise UserError(f"site: {directory} {there}; choose another folder")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         make_node_key(directory, name)
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in {"name": name, **content}.items()]
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            for key, value in {"name": name, **content}.items()
+        ]
         replace_text(directory / "site.toml", "\n".join(lines) + "\n")
     except OSError as error:
         raise UserError(f"site: {directory} cannot be written ({error.strerror})") from None
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What `site.toml` says: a name, and where the data lies or which client of a benchmark it is."""
+    """What `site.toml` says: a name, and where the data lies or which client of a benchmark it
+    is."""
     path = folder / "site.toml"
     try:
         about = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not the description of a site ({error}); see fedmes site init") from None
-    if not isinstance(about.get("name"), str) or not ("client" in about or isinstance(about.get("data"), str)):
+        raise UserError(
+            f"{path}: not the description of a site ({error}); see fedmes site init"
+        ) from None
+    if not isinstance(about.get("name"), str) or not (
+        "client" in about or isinstance(about.get("data"), str)
+    ):
         raise UserError(f"{path}: a site needs a name and data; see fedmes site init")
     return about
 
 
-def supernode_arguments(directory: Path, superlink: str, authority: Path | str, port: int) -> list[str]:
+def supernode_arguments(
+    directory: Path, superlink: str, authority: Path | str, port: int
+) -> list[str]:
     """What `flower-supernode` is started with."""
     return [
         "--superlink", superlink,
@@ -56,7 +71,9 @@ def supernode_arguments(directory: Path, superlink: str, authority: Path | str, 
 
 def instructions(directory: Path, name: str) -> str:
     """What the site's owner does next."""
-    command = shlex.join(["flower-supernode", *supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)])
+    command = shlex.join(
+        ["flower-supernode", *supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)]
+    )
     return (
         f"site {name} is in {directory}; its data stays where it is\n\n"
         f"send this line to the federation's operator (it is public; {directory / 'key'} is not):\n"

@@ -1,4 +1,5 @@
-"""Processes that are kept running, and that are all gone in the end, with all that they have started."""
+"""Processes that are kept running, and that are all gone in the end, with all that they have
+started."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ STEADY = 30.0  # seconds after which a death counts as the first one
 GRACE = 3.0  # seconds that processes have to end by themselves
 LINUX = sys.platform == "linux"
 
-# Tied to its parent: Linux ends the process when the thread that started it is gone, be it by kill -9.
+# Tied to its parent: Linux ends the process when the thread that started it is gone, be it by kill
+# -9.
 TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -48,21 +50,29 @@ class Kept:
 
 
 class Supervisor:
-    """Starts processes, starts those again that die, and ends them all. One thread does it, the parent of them all."""
+    """Starts processes, starts those again that die, and ends them all. One thread does it, the
+    parent of them all."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
         self._kept: dict[str, Kept] = {}
-        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = (
+            queue.SimpleQueue()
+        )
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._live, name="supervisor", daemon=True)
         self._thread.start()
 
     def keep(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], restart: bool = True
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        restart: bool = True,
     ) -> None:
-        """Start a process; whatever is left of an earlier one of that name ends first. What it and its children print
-        goes to the end of `log`."""
+        """Start a process; whatever is left of an earlier one of that name ends first. What it and
+        its children print goes to the end of `log`."""
         kept = Kept(name, command, log, environment, restart)
 
         def begin() -> None:
@@ -94,7 +104,8 @@ class Supervisor:
         return self._kept[name].starts
 
     def pids(self, name: str | None = None) -> list[int]:
-        """Every living process of one name, or of all: children, grandchildren and orphans alike."""
+        """Every living process of one name, or of all: children, grandchildren and orphans
+        alike."""
         mark = f"{MARK}={self.token}/" + ("" if name is None else f"{name}\0")
         return _marked(mark.encode())
 
@@ -161,11 +172,13 @@ class Supervisor:
         if kept.process is None:
             return
         if not LINUX:
-            with suppress(ProcessLookupError, PermissionError):  # the second one on a Mac, of zombies
+            # the second one on a Mac, of zombies
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(kept.process.pid, signal.SIGKILL)
         kept.process.kill()
         kept.process.wait()
-        nothing = 0  # looks in a row: one that is just beginning another program cannot be seen for a moment
+        # looks in a row: one that is just beginning another program cannot be seen for a moment
+        nothing = 0
         while nothing < 2:
             left = self.pids(kept.name)
             nothing = 0 if left else nothing + 1
@@ -176,8 +189,9 @@ class Supervisor:
 
 
 def _marked(mark: bytes) -> list[int]:
-    """The processes with this text at the beginning of an environment entry. Only Linux can tell; elsewhere those
-    that have left their process group end by Flower's own watch over their parents."""
+    """The processes with this text at the beginning of an environment entry. Only Linux can tell;
+    elsewhere those that have left their process group end by Flower's own watch over their
+    parents."""
     if not LINUX:
         return []
     found = []

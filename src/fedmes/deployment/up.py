@@ -24,8 +24,8 @@ Watcher = Callable[[Standing], None]
 
 
 def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> Result:
-    """Start a site for each client, run the experiment on them, and end every process whatever happens. Called again
-    with the same directory it goes on where it was stopped."""
+    """Start a site for each client, run the experiment on them, and end every process whatever
+    happens. Called again with the same directory it goes on where it was stopped."""
     config = config.with_({"engine.name": "flower"})
     if config.data.path is None:
         config = prepare(config).config
@@ -35,7 +35,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     directory = (out or run_dir.default_directory(config)).resolve()
     if run_dir.finished(directory, config):
         return run_dir.load(directory)
-    with alone_in(directory, config):  # the server, which takes the directory over, finds it as it will be
+    # the server, which takes the directory over, finds it as it will be
+    with alone_in(directory, config):
         run_dir.claim(directory, config)
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -47,23 +48,30 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
             status = federation.wait(meanwhile=progress.read)
             if status != "completed":
                 words = progress.error or federation.last_words()
-                raise FederationError(f"the run ended as {status}: {words}\nall logs are in {federation.log}")
+                raise FederationError(
+                    f"the run ended as {status}: {words}\nall logs are in {federation.log}"
+                )
     return run_dir.load(directory)
 
 
 def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
     """What the sites agree on, and each client's folder as a site's own data."""
     if not data.is_dir():
-        raise UserError("federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*")
+        raise UserError(
+            "federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*"
+        )
     agreed = agreement(config)
     if "clients" in config.model_fields_set and config.clients != agreed.clients:
-        raise UserError(f"sites: {config.clients} asked for, but {data} has {agreed.clients}; leave the option out")
+        raise UserError(
+            f"sites: {config.clients} asked for, but {data} has {agreed.clients}; leave the option out"
+        )
     config, _, _ = sites_blueprint(agreed)
     return config, {name: {"data": str(data / name)} for name in config.federation.sites}
 
 
 def _place(folder: Path, content: dict[str, Any]) -> Path:
-    """A site's folder; one that is there from an earlier start holds what its client has learned."""
+    """A site's folder; one that is there from an earlier start holds what its client has
+    learned."""
     if not (folder / "site.toml").is_file():
         shutil.rmtree(folder, ignore_errors=True)  # a start that was cut short
         site.create(folder, folder.name, content)
@@ -96,7 +104,8 @@ class _Tail:
 
 @contextmanager
 def ended_by_signals(directory: Path) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal end a run in order. While it is being taken down they change nothing."""
+    """Ctrl-C, SIGTERM and a closed terminal end a run in order. While it is being taken down they
+    change nothing."""
     stopping = False
 
     def stop(*_: object) -> None:
@@ -106,7 +115,8 @@ def ended_by_signals(directory: Path) -> Iterator[None]:
             raise Stopped(f"stopped; the same command with --out {directory} goes on")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
+    # nohup ignores one
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield

@@ -38,7 +38,8 @@ class Score:
     # by kind of prediction, for each task: (oblivious, masked); NaN: never met
     accuracy: dict[str, list[tuple[float, float]]]
     reading: str = ""  # another way to judge the same training, by name
-    undefined: bool = False  # answers that are no numbers, as of a model that has diverged: none of them is right
+    # answers that are no numbers, as of a model that has diverged: none of them is right
+    undefined: bool = False
 
 
 class Engine(Protocol):

@@ -21,13 +21,15 @@ HEADROOM = 0.7  # the part of free memory that is planned with
 
 
 def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
-    """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of two that does."""
+    """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of
+    two that does."""
     replicas = sum(len(f.plans) for f in federations)
     weights, state = _client_bytes(method, federations[0], samples)
     plans = [plan for f in federations for plan in f.plans]
     width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
-    # Kept for every client: its state, and a copy while it is merged. On a slot: the state before and after a step, two
-    # gradients and what the optimizer makes of them, and what the backward pass needs, with as much again in passing.
+    # Kept for every client: its state, and a copy while it is merged. On a slot: the state before
+    # and after a step, two gradients and what the optimizer makes of them, and what the backward
+    # pass needs, with as much again in passing.
     kept = 2 * state + weights
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
     room = HEADROOM * free_bytes(samples.device) - replicas * kept
@@ -52,14 +54,15 @@ def check(method: Method, federations: Sequence[Federation], samples: Samples) -
 def _client_bytes(method: Method, federation: Federation, samples: Samples) -> tuple[int, int]:
     """Of a client's weights, and of all its state."""
     initial = cast(federation.initial, samples.device, samples.dtype)
-    state = method.init(initial, Site(0, federation, samples, method.config).me())
+    state = method.init(initial, Site(0, federation, samples, method.config).ctx())
     return int(wire.size(initial)), int(wire.size(state))
 
 
 def activation_bytes(net: Net, samples: Samples) -> float:
     """What one sample leaves behind for the backward pass."""
     params = {
-        name: p.detach().clone().to(samples.device, samples.dtype).requires_grad_() for name, p in net.initial.items()
+        name: p.detach().clone().to(samples.device, samples.dtype).requires_grad_()
+        for name, p in net.initial.items()
     }
     own = {p.data_ptr() for p in params.values()}
     saved = 0
@@ -77,4 +80,6 @@ def activation_bytes(net: Net, samples: Samples) -> float:
 
 
 def free_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else limits.free_memory()
+    return (
+        int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else limits.free_memory()
+    )

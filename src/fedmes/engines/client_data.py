@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmes.common.keyed_random import Ints
 from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset, Normalisation
-from fedmes.methods.base import Batch, Me
+from fedmes.methods.base import Batch, ClientContext
 from fedmes.scenario.plan import Plan, Round
 from fedmes.scenario.stream import Stream
 from fedmes.tensors import Tensors
@@ -29,22 +29,31 @@ class Federation:
 
 
 class Samples:
-    """The data set on the device, as stored; rows are normalised when they are taken, but for whole numbers such as
-    token ids."""
+    """The data set on the device, as stored; rows are normalised when they are taken, but for whole
+    numbers such as token ids."""
 
     def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
-        self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)  # torch takes no other arrays
+        # torch takes no other arrays
+        self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)
         self.y = torch.from_numpy(dataset.y).to(device)
-        self.source = None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
+        self.source = (
+            None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
+        )
         self.classes = len(dataset.class_names)
         self.device, self.dtype = device, dtype
         self.whole = self.x.dtype == torch.int64
 
     def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
         """Offset and divisor that normalise stored values, [source, channel]."""
-        mean, std = (((0.0,),), ((1.0,),)) if normalisation is None else (normalisation.mean, normalisation.std)
+        mean, std = (
+            (((0.0,),), ((1.0,),))
+            if normalisation is None
+            else (normalisation.mean, normalisation.std)
+        )
         full = 1 if normalisation is None else 255  # float data is taken as it is
-        offset, divisor = (full * torch.tensor(v, dtype=self.dtype, device=self.device) for v in (mean, std))
+        offset, divisor = (
+            full * torch.tensor(v, dtype=self.dtype, device=self.device) for v in (mean, std)
+        )
         return offset, divisor
 
     def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
@@ -59,7 +68,8 @@ class Samples:
         return (x.to(self.dtype) - offset.reshape(beside)) / divisor.reshape(beside)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Rows [...] as stored, images with their channels first: moving axes costs least while they are bytes."""
+        """Rows [...] as stored, images with their channels first: moving axes costs least while
+        they are bytes."""
         x = self.x[rows]
         return x.movedim(-1, -3).contiguous() if self.x.ndim == 4 else x
 
@@ -68,7 +78,12 @@ class Site:
     """A client's data as its method meets it, in the numbering of its plan."""
 
     def __init__(
-        self, column: int, federation: Federation, samples: Samples, config: Config, client: int | None = None
+        self,
+        column: int,
+        federation: Federation,
+        samples: Samples,
+        config: Config,
+        client: int | None = None,
     ) -> None:
         """`client`: its number, where the federation at hand is not the whole one."""
         self.plan = federation.plans[column]
@@ -104,25 +119,27 @@ class Site:
     def store(self, position: int) -> Batch:
         """The memory that votes after the task at this position."""
         before = self.config.knn.memory == "before"
-        return self.batch((self.plan.memory if before else self.plan.memory_after)[position], position)
+        return self.batch(
+            (self.plan.memory if before else self.plan.memory_after)[position], position
+        )
 
-    def told(self, rule: str) -> Tensor:
+    def classes_given_task(self, rule: str) -> Tensor:
         """Of each task, what is chosen among by who is told it."""
-        return torch.from_numpy(self.plan.told(rule)).to(self.samples.device)
+        return torch.from_numpy(self.plan.classes_given_task(rule)).to(self.samples.device)
 
     def test_chunks(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         rows = torch.from_numpy(self.plan.test[task]).to(self.samples.device)
         for part in rows.split(CHUNK):
             yield self.samples.take(part, self.scale), self.samples.y[part]
 
-    def me(self, work: Round | None = None) -> Me:
+    def ctx(self, work: Round | None = None) -> ClientContext:
         """Where the client stands in a round, or before its first."""
 
         def scalar(value: float, dtype: torch.dtype) -> Tensor:
             return torch.tensor(value, dtype=dtype, device=self.samples.device)
 
         optim = self.config.optim
-        return Me(
+        return ClientContext(
             client=self.index,
             position=scalar(work.position if work else 0, torch.int64),
             first=scalar(work.first if work else True, torch.bool),

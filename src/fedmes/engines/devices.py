@@ -39,12 +39,14 @@ def numerics(config: Config) -> Iterator[None]:
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     timed, repeatable = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     if config.engine.name in ("loop", "flower") and config.model.name in ("linear", "mlp"):
-        # Small products gain nothing from more threads, and on a busy machine threads wait far longer than they work.
+        # Small products gain nothing from more threads, and on a busy machine threads wait far
+        # longer than they work.
         torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = config.engine.precision == "tf32"
-    # Where bits are given up for speed, convolutions are timed and the fastest kernels taken; elsewhere only those that
-    # round the same way each time, so that a run that was resumed is the same run.
+    # Where bits are given up for speed, convolutions are timed and the fastest kernels taken;
+    # elsewhere only those that round the same way each time, so that a run that was resumed is the
+    # same run.
     torch.backends.cudnn.benchmark = config.engine.precision in ("tf32", "bf16")
     torch.backends.cudnn.deterministic = not torch.backends.cudnn.benchmark
     try:

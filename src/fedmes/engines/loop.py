@@ -1,4 +1,5 @@
-"""One client after the other, in plain Python: the reference, and what runs on a site of its own."""
+"""One client after the other, in plain Python: the reference, and what runs on a site of its
+own."""
 
 from __future__ import annotations
 
@@ -13,58 +14,65 @@ from torch.func import vmap
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import Federation, Samples, Site
-from fedmes.engines.server import Update, settle
-from fedmes.methods.base import Me, Method
+from fedmes.engines.server import Update, aggregate_round
+from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, broken, cast, grown, put
 
 
-def client_round(method: Method, st: Tensors, bc: Tensors, work: Round, site: Site) -> Tensors:
+def client_round(
+    method: Method, state: Tensors, broadcast: Tensors, work: Round, site: Site
+) -> Tensors:
     """A client's part in a round: its state after it."""
-    me = site.me(work)
+    ctx = site.ctx(work)
     if work.first:
-        st = st | method.begin_task(st, bc, me)
+        state = state | method.begin_task(state, broadcast, ctx)
     sums: Tensors = {}
     if method.measure is not None:
         for chunk in site.chunks(work.samples, work.position):
-            sums = _add(sums, method.measure(st, bc, chunk))
-    st = st | method.begin_round(st, bc, sums, me)
+            sums = _add(sums, method.measure(state, broadcast, chunk))
+    state = state | method.begin_round(state, broadcast, sums, ctx)
     for step in range(len(work.batch)):
         batch = site.batch(work.batch[step], work.position)
         mem = site.batch(work.memory[step], work.position)
-        now = me._replace(epoch=_like(me.epoch, work.epoch[step]), key=_like(me.key, work.key[step]))
-        st = st | method.step(st, bc, batch, mem, now)
-    return st | method.end_round(st, bc, me)
+        now = ctx._replace(
+            epoch=_like(ctx.epoch, work.epoch[step]), key=_like(ctx.key, work.key[step])
+        )
+        state = state | method.step(state, broadcast, batch, mem, now)
+    return state | method.end_round(state, broadcast, ctx)
 
 
-def client_predictor(method: Method, st: Tensors, bc: Tensors, position: int, site: Site) -> Tensors:
+def client_predictor(
+    method: Method, state: Tensors, broadcast: Tensors, position: int, site: Site
+) -> Tensors:
     """What predicts for a client that has learned its tasks up to this position."""
-    ready = method.ready(st, bc, site.store(position))
+    predictor = method.build_predictor(state, broadcast, site.store(position))
     held_back = site.plan.held_back_until(position)
     if method.tune is None or not len(held_back):  # of tasks of one sample nothing is held back
-        return ready
+        return predictor
     sums: Tensors = {}
     for chunk in site.chunks(held_back, position):
-        sums = _add(sums, method.tune(ready, chunk, site.seen[position]))
-    return ready | method.tuned(ready, sums)
+        sums = _add(sums, method.tune(predictor, chunk, site.seen[position]))
+    return predictor | method.apply_tuning(predictor, sums)
 
 
 def client_score(
-    method: Method, ready: Tensors, position: int, site: Site, me: Me
+    method: Method, predictor: Tensors, position: int, site: Site, ctx: ClientContext
 ) -> tuple[dict[str, list[tuple[float, float]]], bool]:
-    """Accuracy on each task so far, without being told the task and being told; and whether any answer was none."""
+    """Accuracy on each task so far, without being told the task and being told; and whether any
+    answer was none."""
     lost = False
     rows: dict[str, list[tuple[float, float]]] = {}
-    choice = site.told(method.config.eval.told)
+    choice = site.classes_given_task(method.config.eval.told)
     for task in range(position + 1):
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
         scopes = torch.stack([site.seen[position], choice[task]])
-        told = _like(me.position, [-1, task])
+        told = _like(ctx.position, [-1, task])
         right: Tensors = {}
         for x, y in site.test_chunks(task):
-            said = _said(method, ready, x, scopes, told, me)
+            said = _said(method, predictor, x, scopes, told, ctx)
             right = _add(right, {kind: is_right(p, y).sum(-1) for kind, p in said.items()})
             lost = lost or bool(undefined(said["acc"]).any())
         for kind, counts in right.items():
@@ -74,12 +82,19 @@ def client_score(
     return rows, lost
 
 
-def _said(method: Method, ready: Tensors, x: Tensor, scopes: Tensor, tasks: Tensor, me: Me) -> Tensors:
-    """Class probabilities [scope, sample, class]. Mapped, only what depends on the scope is computed for each; a
-    network that cannot be mapped runs for each."""
+def _said(
+    method: Method, predictor: Tensors, x: Tensor, scopes: Tensor, tasks: Tensor, ctx: ClientContext
+) -> Tensors:
+    """Class probabilities [scope, sample, class]. Mapped, only what depends on the scope is
+    computed for each; a network that cannot be mapped runs for each."""
     if method.net.mapped:
-        return vmap(method.predict, in_dims=(None, None, 0, 0, None))(ready, x, scopes, tasks, me)
-    each = [method.predict(ready, x, scope, task, me) for scope, task in zip(scopes, tasks, strict=True)]
+        return vmap(method.predict, in_dims=(None, None, 0, 0, None))(
+            predictor, x, scopes, tasks, ctx
+        )
+    each = [
+        method.predict(predictor, x, scope, task, ctx)
+        for scope, task in zip(scopes, tasks, strict=True)
+    ]
     return {kind: torch.stack([said[kind] for said in each]) for kind in each[0]}
 
 
@@ -91,32 +106,36 @@ class LoopEngine:
         method: Method,
         federations: Sequence[Federation],
         samples: Samples,
-        readings: Mapping[str, Method] | None = None,
+        evaluations: Mapping[str, Method] | None = None,
     ) -> None:
         self.method = method
-        self.readings = {"": method, **(readings or {})}
+        self.evaluations = {"": method, **(evaluations or {})}
         self.samples = samples
         config = method.config
-        self.sites = [[Site(k, f, samples, config) for k in range(len(f.plans))] for f in federations]
+        self.sites = [
+            [Site(k, f, samples, config) for k in range(len(f.plans))] for f in federations
+        ]
         initial = [cast(f.initial, samples.device, samples.dtype) for f in federations]
         self.servers = [method.server(params) for params in initial]
         self.clients = [
-            [method.init(params, site.me()) for site in sites]
+            [method.init(params, site.ctx()) for site in sites]
             for params, sites in zip(initial, self.sites, strict=True)
         ]
-        self.expected = method.upload(self.clients[0][0], self.sites[0][0].me())  # names and shapes of an upload
+        # names and shapes of an upload
+        self.expected = method.upload(self.clients[0][0], self.sites[0][0].ctx())
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
-        self.learned = [[-1] * len(sites) for sites in self.sites]  # the last task each client has finished
+        # the last task each client has finished
+        self.learned = [[-1] * len(sites) for sites in self.sites]
 
     @torch.no_grad()
     def round(self, g: int) -> list[RoundRow]:
         return [row for s in range(len(self.sites)) for row in self._seed_round(s, g)]
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
-        method, bc = self.method, self.servers[s]
-        each_round, first_round = (int(wire.size(part)) for part in method.sent_down(bc))
+        method, broadcast = self.method, self.servers[s]
+        each_round, first_round = (int(wire.size(part)) for part in method.sent_down(broadcast))
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
         for k, site in enumerate(self.sites[s]):
@@ -124,14 +143,18 @@ class LoopEngine:
             if work is None:
                 continue
             start = time.perf_counter()
-            st = self.clients[s][k] = tidy(client_round(method, self.clients[s][k], bc, work, site))
-            up = method.upload(st, site.me(work))
+            state = self.clients[s][k] = tidy(
+                client_round(method, self.clients[s][k], broadcast, work, site)
+            )
+            up = method.upload(state, site.ctx(work))
             updates[k] = Update(broken(up) if work.broken else up, len(work.samples))
-            report = {name: float(value) for name, value in method.report(st, bc).items()}
+            report = {name: float(value) for name, value in method.report(state, broadcast).items()}
             seconds = time.perf_counter() - start
             sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
             done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
-        server, left_out = settle(method, bc, updates, len(self.sites[s]), self.expected)
+        server, left_out = aggregate_round(
+            method, broadcast, updates, len(self.sites[s]), self.expected
+        )
         self.servers[s] = tidy(server)
         return [replace(row, reason=left_out.get(row.client, "")) for row in done]
 
@@ -143,12 +166,14 @@ class LoopEngine:
                 position = site.plan.ends(g)
                 if position is None:
                     continue
-                st, me = self.clients[s][k], site.me(site.plan.last_round(position))
-                self.clients[s][k] = st | self.method.end_task(st, me)
+                state, ctx = self.clients[s][k], site.ctx(site.plan.last_round(position))
+                self.clients[s][k] = state | self.method.end_task(state, ctx)
                 self.learned[s][k] = position
-                for name, method in self.readings.items():
-                    ready = client_predictor(method, self.clients[s][k], self.servers[s], position, site)
-                    accuracy, lost = client_score(method, ready, position, site, me)
+                for name, method in self.evaluations.items():
+                    predictor = client_predictor(
+                        method, self.clients[s][k], self.servers[s], position, site
+                    )
+                    accuracy, lost = client_score(method, predictor, position, site, ctx)
                     scores.append(Score(s, k, position, accuracy, name, lost))
         return scores
 
@@ -159,24 +184,31 @@ class LoopEngine:
         tensors: Tensors = {"learned": torch.tensor(self.learned)}
         for s, row in enumerate(self.clients):
             tensors |= put(f"server.{s}", self.servers[s])
-            for k, st in enumerate(row):
-                tensors |= put(f"client.{s}.{k}", st)
+            for k, state in enumerate(row):
+                tensors |= put(f"client.{s}.{k}", state)
         return tensors
 
     def restore(self, tensors: Tensors) -> None:
-        # In the order and in memory of its own: how sums round depends on both, and a file keeps neither.
+        # In the order and in memory of its own: how sums round depends on both, and a file keeps
+        # neither.
         def own(part: str, like: Tensors) -> Tensors:
             return {name: grown(tensors[f"{part}.{name}"], fresh) for name, fresh in like.items()}
 
         self.learned = tensors["learned"].tolist()
         for s, row in enumerate(self.clients):
             self.servers[s] = own(f"server.{s}", self.servers[s])
-            row[:] = [own(f"client.{s}.{k}", st) for k, st in enumerate(row)]
+            row[:] = [own(f"client.{s}.{k}", state) for k, state in enumerate(row)]
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
-        st, bc = self.clients[seed][client], self.servers[seed]
-        return client_predictor(self.method, st, bc, max(self.learned[seed][client], 0), self.sites[seed][client])
+        state, broadcast = self.clients[seed][client], self.servers[seed]
+        return client_predictor(
+            self.method,
+            state,
+            broadcast,
+            max(self.learned[seed][client], 0),
+            self.sites[seed][client],
+        )
 
 
 def tidy(tensors: Tensors) -> Tensors:

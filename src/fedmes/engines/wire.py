@@ -1,8 +1,9 @@
-"""Dictionaries of tensors outside of a program: what is sent of them, and how many bytes that takes.
+"""Dictionaries of tensors outside of a program: what is sent of them, and how many bytes that
+takes.
 
-An entry `name#mask` says which part of `name` is sent. A mask of the same shape marks single values (sent with their
-index, or all of them with the mask's bits where that is shorter); one with fewer elements, such as one a channel, marks
-blocks (sent with the mask's bits).
+An entry `name#mask` says which part of `name` is sent. A mask of the same shape marks single values
+(sent with their index, or all of them with the mask's bits where that is shorter); one with fewer
+elements, such as one a channel, marks blocks (sent with the mask's bits).
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def pack(tensors: Tensors) -> Tensors:
         values = t.reshape(len(marks), -1)[marks]
         single = len(marks) == t.numel()
         if single and len(values) * (t.element_size() + INDEX) < _dense(len(marks), t):
-            packed[f"{name}#values"], packed[f"{name}#index"] = values[:, 0], marks.nonzero()[:, 0].to(torch.int32)
+            packed[f"{name}#values"], packed[f"{name}#index"] = (
+                values[:, 0],
+                marks.nonzero()[:, 0].to(torch.int32),
+            )
             continue
         packed[f"{name}#bits"] = torch.from_numpy(np.packbits(marks.cpu().numpy()))
         packed |= {name: t} if single else {f"{name}#values": values}
@@ -63,7 +67,11 @@ def unpack(packed: Tensors, like: Tensors) -> Tensors:
             tensors[name] = _take(left, name, known.dtype, known.shape)
             continue
         marks = _marks(left, name, mask.numel(), single=mask.numel() == known.numel())
-        whole = _take(left, name, known.dtype, known.shape) if name in left else _spread(left, name, known, marks)
+        whole = (
+            _take(left, name, known.dtype, known.shape)
+            if name in left
+            else _spread(left, name, known, marks)
+        )
         tensors[name], tensors[f"{name}#mask"] = whole, marks.reshape(mask.shape)
     if left:
         raise ValueError(f"{next(iter(left))} is not known")

@@ -1,7 +1,9 @@
-"""Client-steps a second on the device at hand: a plain hand-written PyTorch loop, the loop engine, the stacked engine.
+"""Client-steps a second on the device at hand: a plain hand-written PyTorch loop, the loop engine,
+the stacked engine.
 
-All three do the same FedMeS rounds on the same made-up images: the lambda pass, two gradients a step, the choice of
-rule, Adam, and averaging. The plain loop below is what somebody would write without this package.
+All three do the same FedMeS rounds on the same made-up images: the lambda pass, two gradients a
+step, the choice of rule, Adam, and averaging. The plain loop below is what somebody would write
+without this package.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.models import networks
 
-SHAPES = {"mlp": (8, 1, 2), "cnn2": (28, 1, 6), "cnn6": (32, 3, 10)}  # image size, channels, classes a task
+# image size, channels, classes a task
+SHAPES = {"mlp": (8, 1, 2), "cnn2": (28, 1, 6), "cnn6": (32, 3, 10)}
 CLIENTS = 10
 
 
@@ -39,17 +42,25 @@ class Row:
     auto: str  # the engine that --engine auto takes
 
 
-def measure(model: str, seeds: int, device: str, precision: str, compiled: bool | str = "auto") -> Row:
-    """One row; the two sequential ways are timed on the first seed's clients: their rate is the same for the others."""
+def measure(
+    model: str, seeds: int, device: str, precision: str, compiled: bool | str = "auto"
+) -> Row:
+    """One row; the two sequential ways are timed on the first seed's clients: their rate is the
+    same for the others."""
     prepared = _prepared(model, seeds, device, precision, compiled)
     first = replace(prepared, federations=prepared.federations[:1])
     parts = (prepared.method, prepared.federations, prepared.samples)
     with numerics(prepared.config):
-        plain = _plain_rate(first)  # before anything else: it is slower in a process where lanes have run
-        stacked = _rate(StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile)), prepared)
+        # before anything else: it is slower in a process where lanes have run
+        plain = _plain_rate(first)
+        stacked = _rate(
+            StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile)), prepared
+        )
     with numerics(prepared.config.with_({"engine.name": "loop"})):
         loop = _rate(LoopEngine(first.method, first.federations, first.samples), first)
-    auto = prepare(configuration.load(None, _options(model, 1, device, precision) | {"engine": "auto"})).config
+    auto = prepare(
+        configuration.load(None, _options(model, 1, device, precision) | {"engine": "auto"})
+    ).config
     return Row(model, CLIENTS * seeds, plain, loop, stacked, stacked / plain, auto.engine.name)
 
 
@@ -64,9 +75,13 @@ def _options(model: str, seeds: int, device: str, precision: str) -> dict[str, A
     }  # fmt: skip
 
 
-def _prepared(model: str, seeds: int, device: str, precision: str, compiled: bool | str) -> Prepared:
+def _prepared(
+    model: str, seeds: int, device: str, precision: str, compiled: bool | str
+) -> Prepared:
     options = _options(model, seeds, device, precision)
-    return prepare(configuration.load(None, options | {"engine": "stacked", "engine.compile": compiled}))
+    return prepare(
+        configuration.load(None, options | {"engine": "stacked", "engine.compile": compiled})
+    )
 
 
 def _wait(device: torch.device) -> None:
@@ -83,7 +98,8 @@ def _timed(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def _rate(engine: Engine, prepared: Prepared) -> float:
-    """Steps a second in the fourth task, with a filled memory; its first round is for warming up."""
+    """Steps a second in the fourth task, with a filled memory; its first round is for warming
+    up."""
     warm = 3 * prepared.config.rounds
     engine.round(warm)
     rounds = [warm + 1] if prepared.config.epochs == 1 else [warm + 1, warm + 2]
@@ -91,14 +107,16 @@ def _rate(engine: Engine, prepared: Prepared) -> float:
     return steps / _timed(prepared.samples.device, lambda: [engine.round(g) for g in rounds])
 
 
-# --- the plain loop ------------------------------------------------------------------------------------------------
+# --- the plain loop -------------------------------------------------------------------------------
 
 
 def _plain_rate(prepared: Prepared) -> float:
     config, federation, samples = prepared.config, prepared.federations[0], prepared.samples
     device = samples.device
     shape, classes = prepared.source.dataset.shape, len(prepared.source.dataset.class_names)
-    module = networks.build(networks.MODELS[config.model.name], config.model.name, shape, classes, 0).to(device)
+    module = networks.build(
+        networks.MODELS[config.model.name], config.model.name, shape, classes, 0
+    ).to(device)
     offset, divisor = (table[0] for table in samples.scale(federation.normalisation))
     images = ((samples.x.float() - offset) / divisor).permute(0, 3, 1, 2).contiguous()
     tasks = []
@@ -141,13 +159,22 @@ def _plain_round(
             lam = 2 * torch.sigmoid(1 / loss_of(rows, seen))
         optimizer = torch.optim.Adam(params, lr=config.optim.lr)
         for _ in range(config.epochs):
-            for batch in rows[torch.randperm(len(rows), generator=generator).to(rows.device)].split(config.batch):
-                chosen = memory[torch.randperm(len(memory), generator=generator)[: config.batch].to(memory.device)]
+            for batch in rows[torch.randperm(len(rows), generator=generator).to(rows.device)].split(
+                config.batch
+            ):
+                chosen = memory[
+                    torch.randperm(len(memory), generator=generator)[: config.batch].to(
+                        memory.device
+                    )
+                ]
                 g = torch.autograd.grad(loss_of(batch, seen), params)
                 gm = torch.autograd.grad(loss_of(chosen, seen), params)
                 inner = sum((a * b).sum() for a, b in zip(g, gm, strict=True))
                 if inner >= 0:
-                    direction = [a + lam * (p.detach() - r) for a, p, r in zip(g, params, received, strict=True)]
+                    direction = [
+                        a + lam * (p.detach() - r)
+                        for a, p, r in zip(g, params, received, strict=True)
+                    ]
                 else:
                     along = inner / sum((b * b).sum() for b in gm)
                     direction = [a - along * b for a, b in zip(g, gm, strict=True)]

@@ -20,7 +20,8 @@ ROW, NUMBER = 200, 8  # bytes of a line of rounds.csv or a checkpoint, and of a 
 def check(prepared: Prepared, directory: Path) -> None:
     """Refuse a run that its disk has no room for."""
     state, results = estimate(prepared)
-    copies = 0 if prepared.config.checkpoint.every == "never" else checkpoint.GENERATIONS + 1  # one while it is written
+    # one while it is written
+    copies = 0 if prepared.config.checkpoint.every == "never" else checkpoint.GENERATIONS + 1
     there = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
     free = shutil.disk_usage(there).free + _taken(directory)
     needed = copies * state + results
@@ -34,16 +35,23 @@ def check(prepared: Prepared, directory: Path) -> None:
 @torch.no_grad()
 def estimate(prepared: Prepared) -> tuple[int, int]:
     """Bytes of one checkpoint, and of the results."""
-    config, method, federations, samples = prepared.config, prepared.method, prepared.federations, prepared.samples
+    config, method, federations, samples = (
+        prepared.config,
+        prepared.method,
+        prepared.federations,
+        prepared.samples,
+    )
     initial = cast(federations[0].initial, samples.device, samples.dtype)
     site = Site(0, federations[0], samples, config)
-    server, client = method.server(initial), method.init(initial, site.me())
+    server, client = method.server(initial), method.init(initial, site.ctx())
     plans = [plan for f in federations for plan in f.plans]
     rows = sum(int(plan.active.sum()) for plan in plans) * ROW
     tables = 2 * 8 * len(plans) * config.tasks**2
-    results = rows + tables + NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
+    results = (
+        rows + tables + NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
+    )
     if config.output.models == "all":
-        predictor = pick(method.ready(client, server, site.store(0)), "w")
+        predictor = pick(method.build_predictor(client, server, site.store(0)), "w")
         image = prepared.source.dataset.x[:1].nbytes
         memories = sum(min(plan.capacity, len(plan.rows)) for plan in plans) * image
         results += len(plans) * _bytes(predictor) + memories

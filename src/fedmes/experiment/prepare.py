@@ -1,4 +1,5 @@
-"""From a configuration to all that training needs: data and streams, network and method, each client's plan."""
+"""From a configuration to all that training needs: data and streams, network and method, each
+client's plan."""
 
 from __future__ import annotations
 
@@ -47,17 +48,18 @@ class Prepared:
     federations: list[Federation]
     method: Method
     samples: Samples
-    readings: Mapping[str, tuple[Config, Method]] = field(default_factory=dict)  # other ways to judge the same training
+    # other ways to judge the same training
+    evaluations: Mapping[str, tuple[Config, Method]] = field(default_factory=dict)
     made_from: Hashes = field(default_factory=dict)
 
 
 def prepare(
     config: Config,
     given: Mapping[str, Make] | None = None,
-    readings: Mapping[str, Mapping[str, Any]] | None = None,
+    evaluations: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Prepared:
-    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is said here.
-    `readings`: options of other ways to judge the same training, by name."""
+    """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is
+    said here. `evaluations`: options of other ways to judge the same training, by name."""
     given = dict(given or {})  # a model or method of one's own
     if "method" not in given:  # a wrong name is said before data is read
         given["method"] = plugins.resolve("method", config.method, METHODS)
@@ -89,30 +91,52 @@ def prepare(
     _rehearse(given, method, federations[0], source)
     capacity.check(method, federations, samples)
     if config.engine.name == "stacked" and config.engine.stack is None:
-        config = config.with_({"engine.stack": capacity.replicas_that_fit(method, federations, samples)})
+        config = config.with_(
+            {"engine.stack": capacity.replicas_that_fit(method, federations, samples)}
+        )
     others = {}
-    for name, options in (readings or {}).items():
-        with suppress(UserError):  # one that cannot be had is left out; asked for by itself, it says why
-            others[name] = _blueprint(config.with_(options), source.dataset.shape, classes, given, few)[:2]
-    return Prepared(config, source, federations, method, samples, others, made_from(config, given, source.dataset))
+    for name, options in (evaluations or {}).items():
+        # one that cannot be had is left out; asked for by itself, it says why
+        with suppress(UserError):
+            others[name] = _blueprint(
+                config.with_(options), source.dataset.shape, classes, given, few
+            )[:2]
+    return Prepared(
+        config,
+        source,
+        federations,
+        method,
+        samples,
+        others,
+        made_from(config, given, source.dataset),
+    )
 
 
 def prepare_site(config: Config, name: str, data: Path) -> Prepared:
-    """What a real site needs for its part: its own data, in the classes and sizes that the federation agreed on."""
+    """What a real site needs for its part: its own data, in the classes and sizes that the
+    federation agreed on."""
     agreed = config.federation
     if config.memory.policy == "fifo" and config.memory.per_task is None:
-        raise UserError("memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task")
+        raise UserError(
+            "memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task"
+        )
     source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
     given = makers(config)
-    normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    normalisation = (
+        Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
+    )
     samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     streams = [source.stream(seed) for seed in config.seeds]
     few = _few(samples, normalisation, streams[0])
-    config, method, initial = _blueprint(config, source.dataset.shape, (len(agreed.classes),), given, few)
+    config, method, initial = _blueprint(
+        config, source.dataset.shape, (len(agreed.classes),), given, few
+    )
     federations = []
     for stream, params in zip(streams, initial, strict=True):
         if stream.tasks > config.tasks:
-            raise UserError(f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)")
+            raise UserError(
+                f"site {name} has {stream.tasks} tasks; the federation has room for {config.tasks} (tasks)"
+            )
         size = 0 if method.store == "none" else config.capacities()[agreed.sites.index(name)]
         plan = Plan(stream, 0, size, _work(config, method), source.dataset.y, room=config.tasks)
         federations.append(Federation(stream, [plan], params, normalisation))
@@ -127,20 +151,24 @@ def _blueprint(
     given: Mapping[str, Make] | None = None,
     samples: Tensor | None = None,
 ) -> tuple[Config, Method, list[Tensors]]:
-    """The method with its network, each seed's initial weights, and the configuration with what they settle. This much
-    a server knows that never sees any data. `classes`: how many there were each time that some were added; `samples`:
-    a few, to try the network with."""
+    """The method with its network, each seed's initial weights, and the configuration with what
+    they settle. This much a server knows that never sees any data. `classes`: how many there were
+    each time that some were added; `samples`: a few, to try the network with."""
     make_method, make_model = makers(config, given).values()
     nets = [_net(config, make_model, shape, classes, seed, samples) for seed in config.seeds]
     if len({net.frozen_sha256 for net in nets}) > 1:
-        raise UserError(f"model {config.model.name}: frozen parameters must be the same for every seed")
+        raise UserError(
+            f"model {config.model.name}: frozen parameters must be the same for every seed"
+        )
     config = _settle_engine(config, nets[0])
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     net = nets[0].to(pick_device(config.device), dtype_of(config), compute)
     builtin = make_method in METHODS.values()
-    method: Method = make_method(net, config) if builtin else rehearsal.made(make_method, net, config)
+    method: Method = (
+        make_method(net, config) if builtin else rehearsal.made(make_method, net, config)
+    )
     _warn_of_unused(config, method)
-    settled = {"memory.policy": _policy(config, method)} | dict(method.in_force)
+    settled = {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
     return config.with_(settled), method, [net.initial for net in nets]
 
 
@@ -162,7 +190,9 @@ def makers(config: Config, given: Mapping[str, Make] | None = None) -> dict[str,
     }
 
 
-def _rehearse(makers: Mapping[str, Make], method: Method, federation: Federation, source: Source) -> None:
+def _rehearse(
+    makers: Mapping[str, Make], method: Method, federation: Federation, source: Source
+) -> None:
     """What is of the user's own is tried before anything is trained."""
     owners = []
     if makers["method"] not in METHODS.values():
@@ -174,17 +204,21 @@ def _rehearse(makers: Mapping[str, Make], method: Method, federation: Federation
 
 
 def sites_blueprint(config: Config) -> tuple[Config, Method, list[Tensors]]:
-    """A configuration that real sites agree on with nothing left open, its method, and what it begins with."""
+    """A configuration that real sites agree on with nothing left open, its method, and what it
+    begins with."""
     agreed = config.federation
     shape = tuple(agreed.shape)
     device = pick_device(config.device).type
-    config = config.with_({"clients": len(agreed.sites), "model.name": _model(config, shape), "device": device})
+    config = config.with_(
+        {"clients": len(agreed.sites), "model.name": _model(config, shape), "device": device}
+    )
     return _blueprint(config, shape, (len(agreed.classes),))
 
 
 def agreement(config: Config) -> Config:
-    """The configuration under which clients of own data become real sites: what they must agree on is read off the
-    data, of which the server then needs nothing more. How many tasks will come need not be known."""
+    """The configuration under which clients of own data become real sites: what they must agree on
+    is read off the data, of which the server then needs nothing more. How many tasks will come need
+    not be known."""
     source = open_source(config)
     stream = source.stream(config.seeds[0])
     normalisation = source.normalisation(stream)
@@ -197,7 +231,10 @@ def agreement(config: Config) -> Config:
         "engine.name": "flower",
     }
     if normalisation is not None:
-        agreed |= {"federation.mean": list(normalisation.mean[0]), "federation.std": list(normalisation.std[0])}
+        agreed |= {
+            "federation.mean": list(normalisation.mean[0]),
+            "federation.std": list(normalisation.std[0]),
+        }
     content = config.with_(agreed).as_dict()
     content["data"].pop("path")
     return Config.model_validate(content)
@@ -224,7 +261,7 @@ def open_streams(config: Config, source: Source) -> list[Stream]:
     return [with_absences(source.stream(seed), *absences) for seed in config.seeds]
 
 
-# --- what is left open -----------------------------------------------------------------------------------------------
+# --- what is left open ----------------------------------------------------------------------------
 
 
 def _settle(config: Config, source: Source, clients: int, tasks: int, device: str) -> Config:
@@ -233,7 +270,9 @@ def _settle(config: Config, source: Source, clients: int, tasks: int, device: st
         for name, found in (("clients", clients), ("tasks", tasks)):
             asked = getattr(config, name)
             if name in config.model_fields_set and asked != found:
-                raise UserError(f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out")
+                raise UserError(
+                    f"{name}: {asked} asked for, but {config.data.path} has {found}; leave the option out"
+                )
     model = _model(config, source.dataset.shape)
     return config.with_({"clients": clients, "tasks": tasks, "device": device, "model.name": model})
 
@@ -247,20 +286,27 @@ def _model(config: Config, shape: tuple[int, ...]) -> str:
 
 def _settle_engine(config: Config, net: Net) -> Config:
     engine = config.engine.name
-    if engine == "auto":  # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
+    # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
+    if engine == "auto":
         small = config.model.name in ("linear", "mlp")
         engine = "stacked" if (config.device == "cuda" or small) and net.stackable() else "loop"
     elif engine == "stacked" and not net.stackable():
-        raise UserError(f"model {config.model.name} cannot be stacked (docs/own-model.md says why); use --engine loop")
+        raise UserError(
+            f"model {config.model.name} cannot be stacked (docs/own-model.md says why); use --engine loop"
+        )
     compiled = config.device == "cuda" if config.engine.compile == "auto" else config.engine.compile
-    settled: dict[str, Any] = {"engine.name": engine, "engine.compile": compiled and engine == "stacked"}
+    settled: dict[str, Any] = {
+        "engine.name": engine,
+        "engine.compile": compiled and engine == "stacked",
+    }
     if engine == "flower":  # sites keep every round, and the server must not fall behind them
         settled["checkpoint.every"] = "round"
     return config.with_(settled)
 
 
 def _policy(config: Config, method: Method) -> str:
-    """Which samples a memory keeps. A FIFO must know how many tasks will come, and real sites do not."""
+    """Which samples a memory keeps. A FIFO must know how many tasks will come, and real sites do
+    not."""
     if config.memory.policy is not None:
         return config.memory.policy
     unknown = config.federation.sites and config.memory.per_task is None
@@ -269,9 +315,14 @@ def _policy(config: Config, method: Method) -> str:
 
 def _keep_all(config: Config, streams: list[Stream]) -> Config:
     """To keep all samples is to have a memory as large as each client's data."""
-    met = [[sum(len(task.train) for task in client.tasks) for client in stream.clients] for stream in streams]
+    met = [
+        [sum(len(task.train) for task in client.tasks) for client in stream.clients]
+        for stream in streams
+    ]
     sizes = np.max(met, axis=0).tolist()
-    return config.with_({"memory.size": sizes, "memory.per_task": max(sizes), "memory.policy": "fifo"})
+    return config.with_(
+        {"memory.size": sizes, "memory.per_task": max(sizes), "memory.policy": "fifo"}
+    )
 
 
 def _work(config: Config, method: Method) -> Work:
@@ -283,13 +334,14 @@ def _work(config: Config, method: Method) -> Work:
         per_task=config.memory.per_task,
         policy=config.memory.policy,
         hold_back=method.tune is not None,
-        walk=method.walk,
+        epoch_over=method.epoch_over,
         broken=config.faults.nan,
     )
 
 
 def _few(samples: Samples, normalisation: Normalisation | None, stream: Stream) -> Tensor:
-    """Three samples as a network in training gets them, in the place and precision of one that is new."""
+    """Three samples as a network in training gets them, in the place and precision of one that is
+    new."""
     rows = np.resize(stream.clients[0].tasks[0].train, 3)
     x = samples.take(torch.from_numpy(rows).to(samples.device), samples.scale(normalisation)).cpu()
     return x.float() if x.is_floating_point() else x
@@ -303,13 +355,16 @@ def _net(
     seed: int,
     samples: Tensor | None,
 ) -> Net:
-    """For as many classes as there are at last; where they became more, earlier weights stay what they were."""
+    """For as many classes as there are at last; where they became more, earlier weights stay what
+    they were."""
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
     net = None
     for count in dict.fromkeys(classes):
         with blaming(None if factory in networks.MODELS.values() else rehearsal.own_model(factory)):
-            module = networks.build(factory, config.model.name, shape, count, start, samples, **options)
+            module = networks.build(
+                factory, config.model.name, shape, count, start, samples, **options
+            )
             small, net = net, Net(module, shape, count, samples)
         if small is not None:
             if net.frozen_sha256 != small.frozen_sha256:

@@ -1,4 +1,5 @@
-"""What is written down while a run goes on: accuracies, rounds, seconds; and the result they make."""
+"""What is written down while a run goes on: accuracies, rounds, seconds; and the result they
+make."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fedmes.tensors import Tensors, grown, pick, put
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands after a round, in plain numbers: what a bar shows, and a line of `progress.jsonl`."""
+    """Where a run stands after a round, in plain numbers: what a bar shows, and a line of
+    `progress.jsonl`."""
 
     rounds_done: int
     rounds_total: int | None  # None: as many as it takes
@@ -26,7 +28,8 @@ class Standing:
     tasks: int
     round: int  # within the task, from 1
     rounds: int
-    accuracy: float | None  # mean oblivious accuracy over the tasks so far, after the last finished task
+    # mean oblivious accuracy over the tasks so far, after the last finished task
+    accuracy: float | None
 
     def numbers(self) -> dict[str, Any]:
         """Just these, of which another process makes a Standing again."""
@@ -38,7 +41,8 @@ class Progress(Standing):
     """The same for whoever listens within the run, with all that was measured in the round."""
 
     rows: list[dict[str, Any]]  # of this round, as in rounds.csv
-    scores: dict[str, np.ndarray]  # where a client has just finished a task: all so far, as in accuracy.npz
+    # where a client has just finished a task: all so far, as in accuracy.npz
+    scores: dict[str, np.ndarray]
 
 
 Listener = Callable[[Progress], None]
@@ -49,35 +53,40 @@ class Origin:
     """What is known of the data; of real sites' data, nothing."""
 
     split_sha256: str | None = None
-    memory_share: float | None = None  # of the training samples met, how many the memory holds at the end
+    # of the training samples met, how many the memory holds at the end
+    memory_share: float | None = None
     notes: tuple[str, ...] = ()
-    made_from: Mapping[str, str | None] = field(default_factory=dict)  # SHA-256 of own method, own model, data
+    # SHA-256 of own method, own model, data
+    made_from: Mapping[str, str | None] = field(default_factory=dict)
 
 
-class Book:
+class Recorder:
     """What is written down while a run goes on."""
 
-    def __init__(self, config: Config, readings: Iterable[str] = ()) -> None:
-        """`readings`: names of other ways to judge the same training."""
+    def __init__(self, config: Config, evaluations: Iterable[str] = ()) -> None:
+        """`evaluations`: names of other ways to judge the same training."""
         self.config = config
         self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
         self.accuracy: dict[str, np.ndarray] = {}
-        self.readings: dict[str, dict[str, np.ndarray]] = {"": self.accuracy} | {name: {} for name in readings}
+        self.evaluations: dict[str, dict[str, np.ndarray]] = {"": self.accuracy} | {
+            name: {} for name in evaluations
+        }
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
         self.slowest_bytes = 0  # over all rounds of the first seed
         self.slowest_seconds = 0.0  # over all rounds of all seeds
-        self.undefined: list[tuple[int, int, int]] = []  # whose answers were no numbers: seed, client, position
+        # whose answers were no numbers: seed, client, position
+        self.undefined: list[tuple[int, int, int]] = []
         self.seconds = {"train": 0.0, "eval": 0.0, "compile": 0.0, "total": 0.0}
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
         """Itself, for a checkpoint."""
         arrays: Tensors = {}
-        for part, tables in zip(_parts(self.readings), self.readings.values(), strict=True):
+        for part, tables in zip(_parts(self.evaluations), self.evaluations.values(), strict=True):
             arrays |= put(part, {name: torch.from_numpy(table) for name, table in tables.items()})
-        rows, readings = [asdict(row) for row in self.rows], list(self.readings)
+        rows, evaluations = [asdict(row) for row in self.rows], list(self.evaluations)
         return arrays, {
-            "rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes, "readings": readings,
+            "rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes, "readings": evaluations,
             "slowest_seconds": self.slowest_seconds, "undefined": self.undefined,
         }  # fmt: skip
 
@@ -85,18 +94,23 @@ class Book:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
         there = list(about.get("readings", [""]))  # checkpoints from before there were others
         for part, reading in zip(_parts(there), there, strict=True):
-            if reading in self.readings:
-                self.readings[reading] |= {n: grown(t, nothing).numpy() for n, t in pick(tensors, part).items()}
-        for reading in self.readings.keys() - {"", *there}:
-            del self.readings[reading]  # nobody looked at the beginning that way
+            if reading in self.evaluations:
+                self.evaluations[reading] |= {
+                    n: grown(t, nothing).numpy() for n, t in pick(tensors, part).items()
+                }
+        for reading in self.evaluations.keys() - {"", *there}:
+            del self.evaluations[reading]  # nobody looked at the beginning that way
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
-        places = [(row.seed, row.client) for row in self.rows] + [(s, k) for s, k, _ in self.undefined]
+        places = [(row.seed, row.client) for row in self.rows] + [
+            (s, k) for s, k, _ in self.undefined
+        ]
         if any(not (0 <= s < self.shape[0] and 0 <= k < self.shape[1]) for s, k in places):
             raise ValueError("a round of a client that there is not")
         self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
         self.slowest_bytes = int(about["slowest_bytes"])
-        # Checkpoints of old do not say; rounds of a task are then taken to be everybody's at the same time.
+        # Checkpoints of old do not say; rounds of a task are then taken to be everybody's at the
+        # same time.
         self.slowest_seconds = float(about.get("slowest_seconds", _slowest_in_lockstep(self.rows)))
 
     def enter(self, rows: list[RoundRow], scores: list[Score]) -> None:
@@ -104,18 +118,24 @@ class Book:
         for row in rows:
             if row.reason and row.reason not in said:
                 said.add(row.reason)
-                where = f"seed {self.config.seeds[row.seed]}, task {row.position}, round {row.index}"
+                where = (
+                    f"seed {self.config.seeds[row.seed]}, task {row.position}, round {row.index}"
+                )
                 text = f"the update of client {row.client} is left out ({row.reason}); rounds.csv counts such updates"
                 warnings.warn(f"{where}: {text}", RuntimeWarning, stacklevel=2)
         self.rows += rows
         self.latest = rows
         # Clients and links work in parallel, so a round takes as long as its slowest client.
-        self.slowest_bytes += max((row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0)
+        self.slowest_bytes += max(
+            (row.up_bytes + row.down_bytes for row in rows if row.seed == 0), default=0
+        )
         for seed in range(self.shape[0]):
-            self.slowest_seconds += max((row.seconds for row in rows if row.seed == seed), default=0.0)
+            self.slowest_seconds += max(
+                (row.seconds for row in rows if row.seed == seed), default=0.0
+            )
         self._enter_undefined([score for score in scores if score.undefined and not score.reading])
         for score in scores:
-            tables = self.readings.get(score.reading, {})
+            tables = self.evaluations.get(score.reading, {})
             for kind, values in score.accuracy.items():
                 suffix = "" if kind == "acc" else f"_{kind}"
                 for column, name in enumerate((f"acc{suffix}", f"acc_masked{suffix}")):
@@ -136,7 +156,9 @@ class Book:
         seeds = self.config.seeds
         named = [f"client {k} after task {p} (seed {seeds[s]})" for s, k, p in self.undefined[:5]]
         more = f" and {len(self.undefined) - 5} more" if len(self.undefined) > 5 else ""
-        return [f"answers that are no numbers count as wrong: {', '.join(named)}{more}; a smaller optim.lr may help"]
+        return [
+            f"answers that are no numbers count as wrong: {', '.join(named)}{more}; a smaller optim.lr may help"
+        ]
 
     def progress(self, done: int, total: int | None, scores: list[Score]) -> Progress:
         """After `enter` with the same scores."""
@@ -147,17 +169,27 @@ class Book:
             accuracy = float(np.nanmean(table[:, :, learned[-1]]))
         furthest = max(((row.position, row.index) for row in self.latest), default=(0, 0))
         place = (done, total, furthest[0] + 1, self.shape[2], furthest[1] + 1, self.config.rounds)
-        return Progress(*place, accuracy, [self._csv(row) for row in self.latest], self.accuracy if scores else {})
+        return Progress(
+            *place,
+            accuracy,
+            [self._csv(row) for row in self.latest],
+            self.accuracy if scores else {},
+        )
 
     def result(
-        self, parameters: int, notes: list[str], origin: Origin, reading: str = "", config: Config | None = None
+        self,
+        parameters: int,
+        notes: list[str],
+        origin: Origin,
+        reading: str = "",
+        config: Config | None = None,
     ) -> Result:
         """`config`: the reading's, where it is not the one that was trained with."""
         return Result(
             config=config or self.config,
             split_sha256=origin.split_sha256,
             parameters=parameters,
-            accuracy=self.readings[reading],
+            accuracy=self.evaluations[reading],
             communication={
                 "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
@@ -171,7 +203,9 @@ class Book:
             memory_share=origin.memory_share,
             rounds=[self._csv(row) for row in self.rows],
             notes=[*origin.notes, *notes, *self._undefined_notes()],
-            peak_memory_bytes=torch.cuda.max_memory_allocated() if self.config.device == "cuda" else None,
+            peak_memory_bytes=torch.cuda.max_memory_allocated()
+            if self.config.device == "cuda"
+            else None,
             by_task=self._by_task(),
             made_from=dict(origin.made_from),
         )
@@ -181,7 +215,8 @@ class Book:
         return self.slowest_bytes * 8 / (self.config.comm.mbps * 1e6)
 
     def _by_task(self) -> dict[str, list[float | None]]:
-        """What `rounds.csv` says, in short: the mean over seeds, clients and rounds of each task."""
+        """What `rounds.csv` says, in short: the mean over seeds, clients and rounds of each
+        task."""
         found: dict[str, list[float | None]] = {}
         for name in ("lambda", "rule2", "distance"):
             values: list[list[float]] = [[] for _ in range(self.shape[2])]
@@ -215,6 +250,7 @@ def _slowest_in_lockstep(rows: list[RoundRow]) -> float:
     return sum(longest.values())
 
 
-def _parts(readings: Collection[str]) -> list[str]:
-    """Where each reading's tables lie in a checkpoint; names may hold anything, so they are counted."""
-    return [f"book{i}" if i else "book" for i in range(len(readings))]
+def _parts(evaluations: Collection[str]) -> list[str]:
+    """Where each reading's tables lie in a checkpoint; names may hold anything, so they are
+    counted."""
+    return [f"book{i}" if i else "book" for i in range(len(evaluations))]

@@ -1,7 +1,8 @@
 """A short rehearsal of a method or model of the user's own, before anything is trained or written.
 
-Two clients go through two tasks of a few of their samples each: in the loop engine, and in the stacked one where that
-will train. What a run would end in, or would take without a word, is said with the line and the rule.
+Two clients go through two tasks of a few of their samples each: in the loop engine, and in the
+stacked one where that will train. What a run would end in, or would take without a word, is said
+with the line and the rule.
 """
 
 from __future__ import annotations
@@ -36,8 +37,22 @@ from fedmes.scenario.plan import Plan
 from fedmes.scenario.stream import Client, Stream
 
 CLIENTS, TASKS = 2, 2
-TRAIN, TEST, BATCH, MEMORY = 3, 2, 2, 4  # samples of a task, in a batch, in the memory; the last batch is not full
-CHOICES = {"store": ("none", "memory", "all"), "walk": ("task", "seen"), "policy": tuple(POLICIES)}
+# samples of a task, in a batch, in the memory; the last batch is not full
+TRAIN, TEST, BATCH, MEMORY = 3, 2, 2, 4
+CHOICES = {
+    "store": ("none", "memory", "all"),
+    "epoch_over": ("task", "seen"),
+    "policy": tuple(POLICIES),
+}
+
+FORMER_NAMES = {
+    "judged": "eval_model",
+    "walk": "epoch_over",
+    "ready": "build_predictor",
+    "recall": "embed_memory",
+    "tuned": "apply_tuning",
+    "in_force": "resolved_options",
+}
 
 Make = Callable[[Net, Config], Any]
 
@@ -54,7 +69,9 @@ def made(make: Make, net: Net, config: Config) -> Method:
     """A method of the user's own, if it is one."""
     own = own_method(make)
     no_method = own.mistake(
-        "is no method", own.defined(), "rule 5 of docs/own-method.md: derive it from Method or FedAvg"
+        "is no method",
+        own.defined(),
+        "rule 5 of docs/own-method.md: derive it from Method or FedAvg",
     )
     if isinstance(make, type) and not issubclass(make, Method):
         raise no_method
@@ -62,19 +79,33 @@ def made(make: Make, net: Net, config: Config) -> Method:
         method = make(net, config)
     if not isinstance(method, Method):
         raise no_method
+    for former, name in FORMER_NAMES.items():
+        if hasattr(method, former):
+            raise own.mistake(
+                f"{former} is called {name} since 0.2.0", own.defined(), RULES["form"]
+            )
     for name, choices in CHOICES.items():
         if (value := getattr(method, name)) not in choices:
             said = ", ".join(map(repr, choices))
-            raise own.mistake(f"{name} is {value!r}, and must be one of {said}", own.defined(), RULES["form"])
+            raise own.mistake(
+                f"{name} is {value!r}, and must be one of {said}", own.defined(), RULES["form"]
+            )
     return method
 
 
-def rehearse(method: Method, make: Make, owners: Sequence[OwnCode], federation: Federation, dataset: Dataset) -> None:
-    """`owners`: whose mistakes are looked for, the method's or the model's. Neither the method nor any generator of
-    random numbers is touched."""
+def rehearse(
+    method: Method, make: Make, owners: Sequence[OwnCode], federation: Federation, dataset: Dataset
+) -> None:
+    """`owners`: whose mistakes are looked for, the method's or the model's. Neither the method nor
+    any generator of random numbers is touched."""
     small, few = _small(federation, dataset, method.config.tasks)
     config = method.config.with_(
-        {"clients": len(small.plans), "memory.size": MEMORY, "server.min_clients": 1, "device": "cpu"}
+        {
+            "clients": len(small.plans),
+            "memory.size": MEMORY,
+            "server.min_clients": 1,
+            "device": "cpu",
+        }
     )
     cpu, dtype = torch.device("cpu"), dtype_of(config)
     samples = Samples(few, cpu, dtype)
@@ -103,7 +134,9 @@ def _play(engine: Engine, own: OwnCode) -> None:
         engine.evaluate(g)
         if any(row.reason == MISFIT for row in rows):
             raise own.mistake(
-                "upload() returns other names or shapes than before", own.defined("upload"), RULES["form"]
+                "upload() returns other names or shapes than before",
+                own.defined("upload"),
+                RULES["form"],
             )
     engine.predictor(0, 0)
 
@@ -116,12 +149,20 @@ def _blamed(owners: Sequence[OwnCode], error: Exception) -> UserError:
 
 
 def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federation, Dataset]:
-    """The first clients with the first samples of their first tasks, and a data set of these alone."""
+    """The first clients with the first samples of their first tasks, and a data set of these
+    alone."""
     clients = [
-        Client(client.name, tuple(replace(t, train=t.train[:TRAIN], test=t.test[:TEST]) for t in client.tasks[:TASKS]))
+        Client(
+            client.name,
+            tuple(
+                replace(t, train=t.train[:TRAIN], test=t.test[:TEST]) for t in client.tasks[:TASKS]
+            ),
+        )
         for client in federation.stream.clients[:CLIENTS]
     ]
-    parts = [part for client in clients for task in client.tasks for part in (task.train, task.test)]
+    parts = [
+        part for client in clients for task in client.tasks for part in (task.train, task.test)
+    ]
     rows = np.unique(np.concatenate(parts))
     renumbered = tuple(
         Client(client.name, tuple(
@@ -142,7 +183,11 @@ def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federa
         session=None,
     )
     stream = Stream(
-        federation.stream.seed, federation.stream.classes, renumbered, position, (position >= 0).astype(int)
+        federation.stream.seed,
+        federation.stream.classes,
+        renumbered,
+        position,
+        (position >= 0).astype(int),
     )
     plans = [
         Plan(

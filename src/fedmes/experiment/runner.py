@@ -20,7 +20,7 @@ from fedmes.errors import UserError
 from fedmes.experiment import disk_space
 from fedmes.experiment.made_from import changed, made_from, refuse
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
-from fedmes.experiment.recorder import Book, Listener, Origin
+from fedmes.experiment.recorder import Listener, Origin, Recorder
 from fedmes.experiment.train import State, alone_in, to_go_on_from, train, working_in
 from fedmes.results import checkpoint, client_dir, run_dir
 from fedmes.results.run_dir import Result, default_directory
@@ -41,11 +41,14 @@ def run(
     **options: Any,
 ) -> Result:
     """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
-    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be passed as a class.
-    `again`: also if the run is there already. `trust`: import Python files that only `config_file` names."""
+    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be
+    passed as a class. `again`: also if the run is there already. `trust`: import Python files that
+    only `config_file` names."""
     given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
     options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
-    asked = configuration.dotted({name: value for name, value in options.items() if value is not None})
+    asked = configuration.dotted(
+        {name: value for name, value in options.items() if value is not None}
+    )
     config = configuration.load(Path(config_file) if config_file else None, asked)
     check_trust(config, asked.values(), trust)
     directory = Path(out) if out else None
@@ -53,7 +56,9 @@ def run(
         config = as_stored(config, directory, trust, given)
     result = execute(prepare(config, given), directory, on_progress, resume, again=again)
     if result.reused:
-        warnings.warn(f"{result.directory}: this run is finished, and its result is reused", stacklevel=2)
+        warnings.warn(
+            f"{result.directory}: this run is finished, and its result is reused", stacklevel=2
+        )
     return result
 
 
@@ -68,16 +73,20 @@ def extend(
     method: str | Callable[..., Any] | None = None,
     model: str | Callable[..., Any] | None = None,
 ) -> Result:
-    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does. `method`, `model`: the
-    run's own, where it has such; `trust`: import them from the files that the directory names."""
+    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does.
+    `method`, `model`: the run's own, where it has such; `trust`: import them from the files that
+    the directory names."""
     given = named_here(method=method, model=model)
     config, state = extended(Path(directory), Path(data), given, trust)
     place = Path(out) if out else None
-    return execute(prepare(config, given), place, on_progress, resume=True, state=state, again=again)
+    return execute(
+        prepare(config, given), place, on_progress, resume=True, state=state, again=again
+    )
 
 
 def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
-    """A method or model that is not taken from where a directory says, but from here: a class, or a file's."""
+    """A method or model that is not taken from where a directory says, but from here: a class, or a
+    file's."""
     return {
         kind: plugins.resolve(kind, thing, {}) if isinstance(thing, str) else thing
         for kind, thing in named.items()
@@ -86,19 +95,28 @@ def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[.
 
 
 def of_directory(directory: Path, given: Mapping[str, Any], trust: bool, command: str) -> Config:
-    """The configuration of the run in a directory; Python that only the directory names is not imported."""
+    """The configuration of the run in a directory; Python that only the directory names is not
+    imported."""
     if (stored := run_dir.stored_config(directory)) is None:
         raise UserError(f"{command}: {directory} holds no run")
     config = configuration.stored(stored, directory)
-    trusted = [name for kind, name in (("method", config.method), ("model", config.model.name)) if kind in given]
+    trusted = [
+        name
+        for kind, name in (("method", config.method), ("model", config.model.name))
+        if kind in given
+    ]
     check_trust(config, trusted, trust)
     return config
 
 
 def extended(
-    directory: Path, data: Path, given: Mapping[str, Callable[..., Any]] | None = None, trust: bool = False
+    directory: Path,
+    data: Path,
+    given: Mapping[str, Callable[..., Any]] | None = None,
+    trust: bool = False,
 ) -> tuple[Config, State]:
-    """The configuration of a finished run with further tasks after its own, and where that run stands."""
+    """The configuration of a finished run with further tasks after its own, and where that run
+    stands."""
     before = of_directory(directory, given or {}, trust, "extend")
     if not (directory / "result.json").is_file():
         first = run_dir.resume_command(directory, before)
@@ -127,15 +145,21 @@ def extended(
 
 
 def as_stored(
-    config: Config, directory: Path | None, trust: bool = False, given: Mapping[str, Callable[..., Any]] | None = None
+    config: Config,
+    directory: Path | None,
+    trust: bool = False,
+    given: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Config:
-    """The configuration that a directory's run was begun with, which must have all that is asked for now."""
+    """The configuration that a directory's run was begun with, which must have all that is asked
+    for now."""
     directory = directory or default_directory(prepare(config, given).config)
     stored = run_dir.stored_config(directory)
     if stored is None:
         return config
     if differing := run_dir.contradictions(stored, config):
-        raise UserError(f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})")
+        raise UserError(
+            f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})"
+        )
     found = configuration.stored(stored, directory)
     check_trust(found, (config.method, config.model.name), trust)
     return found
@@ -151,12 +175,14 @@ def execute(
     grid: Any = None,
     again: bool = False,
 ) -> Result:
-    """Train, evaluate and write the result directory; where `stop` says so, save after a round and end there. `state`:
-    where to begin if the directory has no checkpoint. `grid`: Flower's way to sites that run elsewhere. `again`: also
-    if the run is there already; what is there stays until the new one is finished."""
+    """Train, evaluate and write the result directory; where `stop` says so, save after a round and
+    end there. `state`: where to begin if the directory has no checkpoint. `grid`: Flower's way to
+    sites that run elsewhere. `again`: also if the run is there already; what is there stays until
+    the new one is finished."""
     config = prepared.config
     directory = out or default_directory(config)
-    flower = _flower() if config.engine.name == "flower" else None  # whether it is there is said first
+    # whether it is there is said first
+    flower = _flower() if config.engine.name == "flower" else None
     anew = directory / run_dir.AGAIN
     if not again and not anew.is_dir() and (result := _reused(prepared, directory)) is not None:
         return result
@@ -174,12 +200,15 @@ def execute(
         run_dir.claim(place, config)
 
         def finish(engine: Engine) -> Result:
-            readings = prepared.readings if flower is None else ()  # sites judge themselves, in one way
+            # sites judge themselves, in one way
+            evaluations = prepared.evaluations if flower is None else ()
             parts = engine, config, place, total, on_progress, resume, stop, state
-            book = train(*parts, readings=readings, made_from=prepared.made_from)
+            recorder = train(*parts, evaluations=evaluations, made_from=prepared.made_from)
             _save_models(place, prepared, engine)
-            _write_readings(directory, prepared, engine, book)
-            result = book.result(prepared.method.net.parameter_count, engine.notes, _origin(prepared))
+            _write_evaluations(directory, prepared, engine, recorder)
+            result = recorder.result(
+                prepared.method.net.parameter_count, engine.notes, _origin(prepared)
+            )
             result.sites_left_out = dict(engine.sites_left_out)
             result.write(place)
             if to_go_on_from(config):
@@ -209,7 +238,8 @@ def _reused(prepared: Prepared, directory: Path) -> Result | None:
 
 
 def _goes_on(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool:
-    """Does training go on from a checkpoint there? One that would be lost or does not fit is an error."""
+    """Does training go on from a checkpoint there? One that would be lost or does not fit is an
+    error."""
     if (about := checkpoint.about(place)) is None or (again and not resume):
         return resume
     if not resume:
@@ -235,12 +265,12 @@ def stale(prepared: Prepared, directory: Path) -> list[str]:
 
 def _engine(prepared: Prepared) -> Engine:
     parts = (prepared.method, prepared.federations, prepared.samples)
-    readings = {name: method for name, (_, method) in prepared.readings.items()}
+    evaluations = {name: method for name, (_, method) in prepared.evaluations.items()}
     if prepared.config.engine.name == "loop":
-        return LoopEngine(*parts, readings)
+        return LoopEngine(*parts, evaluations)
     engine = prepared.config.engine
     assert engine.stack is not None
-    return StackedEngine(*parts, engine.stack, bool(engine.compile), readings)
+    return StackedEngine(*parts, engine.stack, bool(engine.compile), evaluations)
 
 
 def _flower() -> ModuleType:
@@ -265,22 +295,25 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
         if pick(engine.server_state(s), "w"):
             client_dir.save_model(folder / "global.safetensors", engine.server_state(s))
         for k, plan in enumerate(federation.plans):
-            if (ready := engine.predictor(s, k)) is None:
+            if (predictor := engine.predictor(s, k)) is None:
                 continue  # it lies with its site
-            about = config, prepared.source.dataset, federation.normalisation, plan, ready
+            about = config, prepared.source.dataset, federation.normalisation, plan, predictor
             frozen = prepared.method.net.frozen_sha256
             client_dir.save_client(folder / f"client{k}", *about, frozen_sha256=frozen)
 
 
-def _write_readings(directory: Path, prepared: Prepared, engine: Engine, book: Book) -> None:
-    """The same training, judged in other ways: a run directory each beside the run's own, without models."""
+def _write_evaluations(
+    directory: Path, prepared: Prepared, engine: Engine, recorder: Recorder
+) -> None:
+    """The same training, judged in other ways: a run directory each beside the run's own, without
+    models."""
     note = f"the training of {directory.name}, judged in another way"
-    for name in [name for name in book.readings if name]:
-        place, config = directory.with_name(name), prepared.readings[name][0]
+    for name in [name for name in recorder.evaluations if name]:
+        place, config = directory.with_name(name), prepared.evaluations[name][0]
         with alone_in(place, config):
             run_dir.claim(place, config)
             count, notes = prepared.method.net.parameter_count, [*engine.notes, note]
-            book.result(count, notes, _origin(prepared), name, config).write(place)
+            recorder.result(count, notes, _origin(prepared), name, config).write(place)
 
 
 def _origin(prepared: Prepared) -> Origin:
@@ -289,6 +322,9 @@ def _origin(prepared: Prepared) -> Origin:
     return Origin(
         combined_sha256(streams),
         max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans),
-        (*prepared.source.dataset.notes, *sorted({note for stream in streams for note in stream.notes})),
+        (
+            *prepared.source.dataset.notes,
+            *sorted({note for stream in streams for note in stream.notes}),
+        ),
         prepared.made_from,
     )

@@ -16,23 +16,25 @@ from fedmes.engines.base import Engine
 from fedmes.engines.client_data import Site
 from fedmes.engines.flower.client import Node, client_app
 from fedmes.engines.flower.engine import FlowerEngine
-from fedmes.engines.flower.site import Desk
+from fedmes.engines.flower.site import SiteClient
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.results import client_dir
 from fedmes.tensors import Tensors, cast
 
-# --- whose desk it is -------------------------------------------------------------------------------------------------
+# --- whose desk it is -----------------------------------------------------------------------------
 
 
 def simulated_name(node: Node) -> str:
     return f"client {node['partition-id']}"
 
 
-def simulated_desk(directory: Path, config: Config, s: int, node: Node) -> Desk:
+def simulated_client(directory: Path, config: Config, s: int, node: Node) -> SiteClient:
     """A client of a simulation, in its client directory of the run."""
     prepared, k = _prepared(config.model_dump_json(by_alias=True)), int(node["partition-id"])
     folder = directory / f"seed{config.seeds[s]}" / f"client{k}"
-    return _desk(prepared.federations[s].plans[k].name, prepared, s, k, folder, scheduled=True)
+    return _site_client(
+        prepared.federations[s].plans[k].name, prepared, s, k, folder, scheduled=True
+    )
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +42,9 @@ def _prepared(config: str) -> Prepared:
     return prepare(Config.model_validate_json(config))
 
 
-def _desk(name: str, prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool) -> Desk:
+def _site_client(
+    name: str, prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool
+) -> SiteClient:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     samples, config = prepared.samples, prepared.config
     federation = prepared.federations[s]
@@ -49,18 +53,24 @@ def _desk(name: str, prepared: Prepared, s: int, k: int, directory: Path, schedu
     initial = cast(federation.initial, samples.device, samples.dtype)
     dataset = prepared.source.dataset
 
-    def save(ready: Tensors, position: int) -> None:
-        about = config, dataset, federation.normalisation, site.plan, ready
+    def save(predictor: Tensors, position: int) -> None:
+        about = config, dataset, federation.normalisation, site.plan, predictor
         frozen = prepared.method.net.frozen_sha256
         client_dir.save_client(directory, *about, frozen_sha256=frozen, position=position)
 
-    return Desk(name, directory, prepared.method, initial, site, save, scheduled=scheduled)
+    return SiteClient(name, directory, prepared.method, initial, site, save, scheduled=scheduled)
 
 
 T = TypeVar("T")
 
 
-def with_sites(prepared: Prepared, directory: Path, resume: bool, grid: Grid | None, work: Callable[[Engine], T]) -> T:
+def with_sites(
+    prepared: Prepared,
+    directory: Path,
+    resume: bool,
+    grid: Grid | None,
+    work: Callable[[Engine], T],
+) -> T:
     """Work with every client on a site of its own; without a grid, in Flower's simulation."""
     config = prepared.config
     done: list[T] = []
@@ -80,10 +90,11 @@ def with_sites(prepared: Prepared, directory: Path, resume: bool, grid: Grid | N
 
 
 def _simulate(config: Config, directory: Path, serve: Callable[[Grid], None]) -> None:
-    """All sites on this machine, each message to one of them in a worker process of Flower's simulation."""
+    """All sites on this machine, each message to one of them in a worker process of Flower's
+    simulation."""
     from flwr.simulation import run_simulation
 
-    app, sites = ServerApp(), client_app(simulated_name, partial(simulated_desk, directory))
+    app, sites = ServerApp(), client_app(simulated_name, partial(simulated_client, directory))
     failed: list[BaseException] = []
 
     @app.main()
@@ -93,6 +104,8 @@ def _simulate(config: Config, directory: Path, serve: Callable[[Grid], None]) ->
         except BaseException as error:  # to be raised where the simulation was asked for
             failed.append(error)
 
-    run_simulation(app, sites, config.clients, backend_config={"client_resources": {"num_cpus": 1.0}})
+    run_simulation(
+        app, sites, config.clients, backend_config={"client_resources": {"num_cpus": 1.0}}
+    )
     if failed:
         raise failed[0]

@@ -24,21 +24,28 @@ NO_QUANTITIES = (*PLACE, "reason")
 
 @contextmanager
 def event_files(directory: Path, seeds: Sequence[int]) -> Iterator[Listener]:
-    """A listener that writes a folder a seed. Steps are communication rounds: after each, the mean over clients of
-    every column of `rounds.csv`; where a client has finished a task, the metrics of `result.json` as they stand."""
+    """A listener that writes a folder a seed. Steps are communication rounds: after each, the mean
+    over clients of every column of `rounds.csv`; where a client has finished a task, the metrics of
+    `result.json` as they stand."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("--tensorboard: TensorBoard is not installed; pip install 'fedmes[tensorboard]'") from None
+        raise UserError(
+            "--tensorboard: TensorBoard is not installed; pip install 'fedmes[tensorboard]'"
+        ) from None
     writers: list[Any] = []
 
     def listener(now: Progress) -> None:
         step = now.rounds_done
         if not writers:  # what an earlier attempt wrote of this round and later ones does not count
-            writers.extend(SummaryWriter(str(directory / f"seed{seed}"), purge_step=step) for seed in seeds)
+            writers.extend(
+                SummaryWriter(str(directory / f"seed{seed}"), purge_step=step) for seed in seeds
+            )
         for place, (seed, writer) in enumerate(zip(seeds, writers, strict=True)):
             rows = [row for row in now.rows if row["seed"] == seed]
-            for name in dict.fromkeys(name for row in rows for name in row if name not in NO_QUANTITIES):
+            for name in dict.fromkeys(
+                name for row in rows for name in row if name not in NO_QUANTITIES
+            ):
                 values = [float(row[name]) for row in rows if name in row]
                 writer.add_scalar(f"round/{name}", float(np.mean(values)), step)
             for name, table in now.scores.items():

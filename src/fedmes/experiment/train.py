@@ -14,7 +14,7 @@ from fedmes.config.options import Config
 from fedmes.engines.base import Engine
 from fedmes.engines.devices import numerics
 from fedmes.errors import Stopped, UserError
-from fedmes.experiment.recorder import Book, Listener
+from fedmes.experiment.recorder import Listener, Recorder
 from fedmes.results import checkpoint, run_dir
 from fedmes.tensors import Tensors
 
@@ -43,7 +43,11 @@ def working_in(directory: Path, config: Config) -> Iterator[None]:
     except ConnectionError:  # of a federation; the disk is innocent
         raise
     except OSError as error:
-        again = "start the run again" if config.federation.sites else run_dir.resume_command(directory, config)
+        again = (
+            "start the run again"
+            if config.federation.sites
+            else run_dir.resume_command(directory, config)
+        )
         reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
         raise UserError(
             f"{directory}: the results cannot be written ({reason}); what was saved is intact; to go on: {again}"
@@ -60,31 +64,32 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     state: State | None = None,
     more: Callable[[], bool] = lambda: True,
-    readings: Iterable[str] = (),
+    evaluations: Iterable[str] = (),
     made_from: Mapping[str, str | None] | None = None,
-) -> Book:
-    """Round after round, with checkpoints: so many, and as long as there is more to do. `readings`: the engine's."""
+) -> Recorder:
+    """Round after round, with checkpoints: so many, and as long as there is more to do.
+    `evaluations`: the engine's."""
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    book = Book(config, readings)
+    recorder = Recorder(config, evaluations)
     what = {"config": run_dir.comparable(config), "made_from": dict(made_from or {})}
     found = checkpoint.latest(directory) if resume else None
     if found is None:
         checkpoint.clear(directory)
         if state is not None:
             checkpoint.save(directory, int(state[1]["rounds_done"]), state[0], state[1] | what)
-    done = _restored(engine, book, found or state, directory, total)
+    done = _restored(engine, recorder, found or state, directory, total)
 
     schedule = checkpoint.Schedule(config.checkpoint.every, done)
 
     def save(rounds_done: int) -> None:
-        arrays, about = book.save()
+        arrays, about = recorder.save()
         about |= {"rounds_done": rounds_done} | what
         checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about)
         schedule.saved(rounds_done)
 
-    seconds, g = book.seconds, done
+    seconds, g = recorder.seconds, done
     before, compiled = seconds["total"], seconds["compile"]
     while g != total and more():
         start = time.perf_counter()
@@ -95,19 +100,21 @@ def train(
         seconds["eval"] += time.perf_counter() - middle
         seconds["compile"] = compiled + engine.compile_seconds
         seconds["total"] = before + time.perf_counter() - began
-        book.enter(rows, scores)
+        recorder.enter(rows, scores)
         g += 1
         if on_progress is not None:
-            on_progress(book.progress(g, total, scores))
+            on_progress(recorder.progress(g, total, scores))
         stopping = stop() and g != total
         if stopping or schedule.due(bool(scores)):
             save(g)
         if stopping:
             of = "" if total is None else f" of {total}"
-            raise Stopped(f"stopped after round {g}{of}; to go on: {run_dir.resume_command(directory, config)}")
+            raise Stopped(
+                f"stopped after round {g}{of}; to go on: {run_dir.resume_command(directory, config)}"
+            )
     if to_go_on_from(config) and schedule.rounds_saved < g:
         save(g)
-    return book
+    return recorder
 
 
 def to_go_on_from(config: Config) -> bool:
@@ -115,14 +122,16 @@ def to_go_on_from(config: Config) -> bool:
     return config.output.models == "all" and config.checkpoint.every != "never"
 
 
-def _restored(engine: Engine, book: Book, state: State | None, directory: Path, total: int | None) -> int:
+def _restored(
+    engine: Engine, recorder: Recorder, state: State | None, directory: Path, total: int | None
+) -> int:
     """How many rounds are done, where the engine and the book now stand."""
     if state is None:
         return 0
     try:
-        _check(state, book.config, total)
+        _check(state, recorder.config, total)
         engine.restore(state[0])
-        book.restore(*state)
+        recorder.restore(*state)
         return int(state[1]["rounds_done"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
@@ -135,5 +144,9 @@ def _check(state: State, config: Config, total: int | None) -> None:
     if config.engine.name == "flower":
         return  # what sites have learned, they know
     learned = tensors["learned"]
-    if learned.shape != (len(config.seeds), config.clients) or learned.min() < -1 or learned.max() >= config.tasks:
+    if (
+        learned.shape != (len(config.seeds), config.clients)
+        or learned.min() < -1
+        or learned.max() >= config.tasks
+    ):
         raise ValueError("tasks learned that there are not")

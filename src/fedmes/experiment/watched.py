@@ -1,4 +1,5 @@
-"""The rules of the method contract, watched while a method's functions are called (docs/own-method.md numbers them)."""
+"""The rules of the method contract, watched while a method's functions are called
+(docs/own-method.md numbers them)."""
 
 from __future__ import annotations
 
@@ -29,9 +30,10 @@ RULES = {
 }
 CONTRACT = (
     "server", "aggregate", "sent_down", "init", "begin_task", "begin_round", "step", "end_round", "upload", "report",
-    "end_task", "ready", "recall", "tuned", "predict", "measure", "tune",
+    "end_task", "build_predictor", "embed_memory", "apply_tuning", "predict", "measure", "tune",
 )  # fmt: skip
-CHANGES = ("begin_task", "begin_round", "step", "end_round", "end_task", "aggregate")  # return what is new of the first
+# return what is new of the first
+CHANGES = ("begin_task", "begin_round", "step", "end_round", "end_task", "aggregate")
 BRANCHES, DRAWS = "branches on a tensor's value", "draws random numbers"
 CHOOSES = "makes a tensor whose size depends on values"
 FORBIDDEN = {  # what torch's functions do that none of a method's may
@@ -53,7 +55,8 @@ VMAP = {  # in torch's words
 
 
 def watch(method: Method, own: OwnCode) -> Method:
-    """The method, whose functions are from now on held to the rules whenever an engine calls them."""
+    """The method, whose functions are from now on held to the rules whenever an engine calls
+    them."""
     watcher = _Watcher(own)
     for name in CONTRACT:
         if callable(function := getattr(method, name, None)):
@@ -106,7 +109,8 @@ class _Watcher(TorchFunctionMode):
 
 
 def _in_network() -> bool:
-    """A network may read values, where it runs for one client at a time, and `Net` looks at its random numbers."""
+    """A network may read values, where it runs for one client at a time, and `Net` looks at its
+    random numbers."""
     return any(frame.f_code.co_filename == functional.__file__ for frame in frames())
 
 
@@ -124,7 +128,7 @@ def explained(own: OwnCode, function: str, error: Exception) -> UserError:
     return own.failure(error, function)
 
 
-# --- what a function returns -----------------------------------------------------------------------------------------
+# --- what a function returns ----------------------------------------------------------------------
 
 
 Wrong = Callable[[str, str], UserError]  # what is wrong, and by which rule
@@ -141,12 +145,15 @@ def _check(wrong: Wrong, name: str, given: tuple[Any, ...], answer: Any) -> None
         raise wrong(f"must return a dictionary of tensors by name, not {_said(answer)}", "form")
     if name in CHANGES:
         _check_changes(wrong, given[0], answer, "server" if name == "aggregate" else "init")
-    if name == "ready" and not any(entry.startswith("w.") for entry in answer):
+    if name == "build_predictor" and not any(entry.startswith("w.") for entry in answer):
         raise wrong("returns no entry w.*, which predicts", "form")
     if name == "predict":
         needed = (len(given[1]), given[2].shape[-1])
         if "acc" not in answer or tuple(answer["acc"].shape) != needed:
-            raise wrong(f'must return "acc", class probabilities of shape {needed}, not {_said(answer)}', "form")
+            raise wrong(
+                f'must return "acc", class probabilities of shape {needed}, not {_said(answer)}',
+                "form",
+            )
 
 
 def _check_changes(wrong: Wrong, before: Tensors, new: Tensors, maker: str) -> None:
@@ -155,8 +162,13 @@ def _check_changes(wrong: Wrong, before: Tensors, new: Tensors, maker: str) -> N
             raise wrong(f"returns the entry {entry!r}, which {maker}() has not made", "entries")
         there = before[entry]
         if value.shape != there.shape or value.dtype != there.dtype:
-            kinds = [f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in (value, there)]
-            raise wrong(f"returns {entry!r} as {kinds[0]}, which is {kinds[1]} in the state", "shape")
+            kinds = [
+                f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"
+                for t in (value, there)
+            ]
+            raise wrong(
+                f"returns {entry!r} as {kinds[0]}, which is {kinds[1]} in the state", "shape"
+            )
 
 
 def _check_report(wrong: Wrong, answer: Any) -> None:
@@ -164,20 +176,28 @@ def _check_report(wrong: Wrong, answer: Any) -> None:
         raise wrong(f"must return a dictionary of numbers by name, not {_said(answer)}", "report")
     for entry, value in answer.items():
         if not isinstance(value, Tensor) or value.ndim or value.is_complex():
-            raise wrong(f"returns {entry!r} as {_said(value)}; a number is a tensor without axes", "report")
+            raise wrong(
+                f"returns {entry!r} as {_said(value)}; a number is a tensor without axes", "report"
+            )
         if entry in (*PLACE, *COUNTED):
             raise wrong(f"returns {entry!r}, which is another column of rounds.csv", "report")
 
 
 def _is_flat(answer: Any) -> bool:
-    return isinstance(answer, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in answer.items())
+    return isinstance(answer, dict) and all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in answer.items()
+    )
 
 
 def _said(answer: Any) -> str:
     if isinstance(answer, Tensor):
         return f"a tensor of shape {tuple(answer.shape)}"
     if isinstance(answer, dict):
-        return "{" + ", ".join(f"{key!r}: {_said(value)}" for key, value in list(answer.items())[:3]) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key!r}: {_said(value)}" for key, value in list(answer.items())[:3])
+            + "}"
+        )
     return (
         f"{answer!r:.40}"
         if isinstance(answer, (int, float, str))
@@ -192,7 +212,8 @@ def _same(one: Any, two: Any) -> bool:
     if any(torch._C._functorch.is_batchedtensor(t) for t in first):
         return True  # mapped over scopes, where values are not to be had
     return len(first) == len(second) and all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True)
+        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -201,6 +222,10 @@ def _tensors(given: Any) -> list[Tensor]:
     if isinstance(given, Tensor):
         return [given]
     inner: Iterable[Any] = (
-        given.values() if isinstance(given, dict) else given if isinstance(given, (tuple, list)) else ()
+        given.values()
+        if isinstance(given, dict)
+        else given
+        if isinstance(given, (tuple, list))
+        else ()
     )
     return [t for each in inner for t in _tensors(each)]

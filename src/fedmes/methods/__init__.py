@@ -1,6 +1,7 @@
 """One client's mathematics as pure tensor functions, a file a method.
 
-Authors of methods take all they need from here: `from fedmes.methods import FedAvg, Method, pick, put`.
+Authors of methods take all they need from here: `from fedmes.methods import FedAvg, Method, pick,
+put`.
 """
 
 from __future__ import annotations
@@ -66,4 +67,6 @@ def _maker(class_name: str) -> Callable[..., Any]:
     return make
 
 
-METHODS: dict[str, Callable[..., Any]] = {name: _maker(class_name) for name, class_name in _CLASSES.items()}
+METHODS: dict[str, Callable[..., Any]] = {
+    name: _maker(class_name) for name, class_name in _CLASSES.items()
+}

@@ -1,6 +1,6 @@
 """Everything that an author of methods needs, in one place; `fedmes.methods` hands it out."""
 
-from fedmes.methods.base import Batch, Me, Method
+from fedmes.methods.base import Batch, ClientContext, Me, Method
 from fedmes.methods.ditto import Ditto
 from fedmes.methods.fedagem import FedAGEM
 from fedmes.methods.fedavg import FedAvg
@@ -19,8 +19,9 @@ from fedmes.models.functional import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [
-    "OPTIMIZERS", "SGD", "Adam", "Batch", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
-    "FedProx", "FedRep", "FedWeIT", "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "Optimizer",
-    "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot",
-    "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix", "neighbours", "pick", "put", "scoped", "votes",
+    "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM",
+    "FedAvg", "FedMeS", "FedMeSPlus", "FedProx", "FedRep", "FedWeIT", "Joint", "KNNPer",
+    "Local", "LocalER", "Me", "MemoryVote", "Method", "Optimizer", "Tensors", "Voting", "at",
+    "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot", "hashed_uniforms",
+    "kernel_exponent", "mean_of_present", "mix", "neighbours", "pick", "put", "scoped", "votes",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
 """FedMeS: one small memory, used twice.
 
-In training it corrects gradients: a step may not raise the loss on the memory (to first order), and is otherwise drawn
-towards the received model. In prediction the memory's nearest samples vote beside the network; no task id is needed.
+In training it corrects gradients: a step may not raise the loss on the memory (to first order), and
+is otherwise drawn towards the received model. In prediction the memory's nearest samples vote
+beside the network; no task id is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from fedmes.methods.base import Batch, Me
+from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.knn import Voting
 from fedmes.methods.losses import cross_entropy_sum
 from fedmes.models.functional import Net
@@ -29,47 +30,56 @@ MARGIN = 0.5  # of agem_margin: how much of the memory's gradient a corrected st
 class FedMeS(Voting):
     store = "memory"
     average: ClassVar[str] = "uniform"
-    judged: ClassVar[str] = "personal"
+    eval_model = "personal"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.options = config.fedmes
         self.correct = CORRECTIONS[self.options.correction]
-        self.measure = None if isinstance(self.options.lambda_, float) else self.loss_of_received_model
+        self.measure = (
+            None if isinstance(self.options.lambda_, float) else self.loss_of_received_model
+        )
 
-    def loss_of_received_model(self, st: Tensors, bc: Tensors, batch: Batch) -> Tensors:
-        logits = self.net.logits(pick(bc, "w"), batch.x)
+    def loss_of_received_model(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
+        logits = self.net.logits(pick(broadcast, "w"), batch.x)
         return {
             "loss": cross_entropy_sum(logits, batch.y, batch.mask, batch.scope),
             "count": batch.mask.sum(),
         }
 
-    def begin_round(self, st: Tensors, bc: Tensors, sums: Tensors, me: Me) -> Tensors:
-        begun = self.start(pick(bc if self.options.start == "global" else st, "w"))
+    def begin_round(
+        self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
+    ) -> Tensors:
+        begun = self.start(pick(broadcast if self.options.start == "global" else state, "w"))
         if isinstance(self.options.lambda_, float):
             lam = torch.full_like(begun["log.loss"], self.options.lambda_)
         else:
             lam = coefficient(sums["loss"] / sums["count"], self.options.lambda_)
         return begun | {"lambda": lam, "log.rule2": torch.zeros_like(lam)}
 
-    def init(self, params: Tensors, me: Me) -> Tensors:
+    def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         begun = self.start(params)
         zero = begun["log.loss"]
         return begun | {"lambda": zero, "log.rule2": zero}
 
-    def step(self, st: Tensors, bc: Tensors, batch: Batch, mem: Batch, me: Me) -> Tensors:
-        w = pick(st, "w")
-        g, gm, loss = self.two_gradients(w, batch, mem, me.key)
-        direction, violated = self.correct(w, pick(bc, "w"), g, gm, st["lambda"])
-        return self.descend(st, direction, loss, me) | {"log.rule2": st["log.rule2"] + violated}
+    def step(
+        self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
+    ) -> Tensors:
+        w = pick(state, "w")
+        g, gm, loss = self.two_gradients(w, batch, mem, ctx.key)
+        direction, violated = self.correct(w, pick(broadcast, "w"), g, gm, state["lambda"])
+        return self.descend(state, direction, loss, ctx) | {
+            "log.rule2": state["log.rule2"] + violated
+        }
 
-    def report(self, st: Tensors, bc: Tensors) -> Tensors:
-        rule2 = st["log.rule2"] / st["log.steps"].clamp(min=1)
-        return super().report(st, bc) | {"lambda": st["lambda"], "rule2": rule2}
+    def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
+        rule2 = state["log.rule2"] / state["log.steps"].clamp(min=1)
+        return super().report(state, broadcast) | {"lambda": state["lambda"], "rule2": rule2}
 
 
 def coefficient(loss: Tensor, rule: str) -> Tensor:
-    """lambda from the loss of the received model: 2*sigmoid(1/L), between 1 and 2; rescaled, between 0 and 2."""
+    """lambda from the loss of the received model: 2*sigmoid(1/L), between 1 and 2; rescaled,
+    between 0 and 2."""
     inverse = 1 / loss.clamp(min=1e-6)
     return 2 * torch.sigmoid(inverse) if rule == "paper" else 2 * torch.tanh(inverse / 2)
 
@@ -79,19 +89,25 @@ def correct(
 ) -> tuple[Tensors, Tensor]:
     """The direction of one step, and whether it is rule 2's.
 
-    Rule 1, while g does not point against the memory's gradient gm: g + lambda (w - received).
-    Rule 2 otherwise: g without its part along gm. A memory that is empty or fully learned (gm = 0) constrains nothing.
-    With a margin, rule 2 adds that much of gm, so that the step does not only keep the memory's loss but lowers it.
+    Rule 1, while g does not point against the memory's gradient gm: g + lambda (w - received). Rule
+    2 otherwise: g without its part along gm. A memory that is empty or fully learned (gm = 0)
+    constrains nothing. With a margin, rule 2 adds that much of gm, so that the step does not only
+    keep the memory's loss but lowers it.
     """
     inner, square = dot(g, gm), dot(gm, gm)
     violated = (inner < 0) & (square >= 1e-12)
-    # Both rules in one expression with two scalars: half the passes over the weights of computing both and choosing.
+    # Both rules in one expression with two scalars: half the passes over the weights of computing
+    # both and choosing.
     pull = torch.where(violated, 0, lam)
     along = torch.where(violated, inner / torch.where(violated, square, 1) - margin, 0)
-    return {name: g[name] + pull * (w[name] - received[name]) - along * gm[name] for name in g}, violated
+    return {
+        name: g[name] + pull * (w[name] - received[name]) - along * gm[name] for name in g
+    }, violated
 
 
-def replay(w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor) -> tuple[Tensors, Tensor]:
+def replay(
+    w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor
+) -> tuple[Tensors, Tensor]:
     """No rules: a step on batch and memory together, drawn towards the received model."""
     never = torch.zeros_like(lam, dtype=torch.bool)
     return {name: g[name] + gm[name] + lam * (w[name] - received[name]) for name in g}, never

@@ -1,4 +1,5 @@
-"""FedRep: clients share a body and keep their heads; a round trains first the head, then the body under it."""
+"""FedRep: clients share a body and keep their heads; a round trains first the head, then the body
+under it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fedmes.errors import UserError
-from fedmes.methods.base import Me
+from fedmes.methods.base import ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, pick, put
@@ -17,14 +18,17 @@ if TYPE_CHECKING:
 
 
 class FedRep(FedAvg):
-    """The averaged body predicts under the client's own head; eval.model=personal: its own body, as it trained it."""
+    """The averaged body predicts under the client's own head; eval.model=personal: its own body, as
+    it trained it."""
 
     average: ClassVar[str] = "uniform"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         if not part(net.initial, "body"):
-            raise UserError(f"method {config.method}: model {config.model.name} is all head and has no body to share")
+            raise UserError(
+                f"method {config.method}: model {config.model.name} is all head and has no body to share"
+            )
 
     def server(self, params: Tensors) -> Tensors:
         return put("w", part(params, "body"))
@@ -33,21 +37,27 @@ class FedRep(FedAvg):
         head, body = (self.optimizer.fresh(part(params, name)) for name in ("head", "body"))
         return put("opt.head", head) | put("opt.body", body)
 
-    def move(self, st: Tensors, direction: Tensors, me: Me) -> Tensors:
-        """Head in the first half of the epochs, body in the others; with one epoch, both in that one."""
+    def move(self, state: Tensors, direction: Tensors, ctx: ClientContext) -> Tensors:
+        """Head in the first half of the epochs, body in the others; with one epoch, both in that
+        one."""
         epochs = self.config.epochs
-        turns = {"head": me.epoch < (epochs + 1) // 2, "body": me.epoch >= epochs - max(1, epochs // 2)}
+        turns = {
+            "head": ctx.epoch < (epochs + 1) // 2,
+            "body": ctx.epoch >= epochs - max(1, epochs // 2),
+        }
         new: Tensors = {}
         for name, turn in turns.items():
-            w, d = part(pick(st, "w"), name), part(direction, name)
-            params, state = self.optimizer.step(w, d, pick(st, f"opt.{name}"), me.lr)
-            stepped = put("w", params) | put(f"opt.{name}", state)
+            w, d = part(pick(state, "w"), name), part(direction, name)
+            params, moments = self.optimizer.step(w, d, pick(state, f"opt.{name}"), ctx.lr)
+            stepped = put("w", params) | put(f"opt.{name}", moments)
             # A zero gradient would not do: Adam's momentum would move what is frozen.
-            new |= {entry: torch.where(turn, value, st[entry]) for entry, value in stepped.items()}
+            new |= {
+                entry: torch.where(turn, value, state[entry]) for entry, value in stepped.items()
+            }
         return new
 
-    def upload(self, st: Tensors, me: Me) -> Tensors:
-        return put("w", part(pick(st, "w"), "body"))
+    def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
+        return put("w", part(pick(state, "w"), "body"))
 
 
 def part(params: Tensors, name: str) -> Tensors:

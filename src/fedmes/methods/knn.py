@@ -1,4 +1,5 @@
-"""The memory that votes: the nearest stored samples of a query, and how their votes join the network's."""
+"""The memory that votes: the nearest stored samples of a query, and how their votes join the
+network's."""
 
 from __future__ import annotations
 
@@ -16,18 +17,19 @@ if TYPE_CHECKING:
     from fedmes.config.options import KNN
 from typing import TYPE_CHECKING, ClassVar
 
-from fedmes.methods.base import Me
+from fedmes.methods.base import ClientContext
 from fedmes.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
 
 
-# --- nearest neighbours --------------------------------------------------------------------------------------------
+# --- nearest neighbours ---------------------------------------------------------------------------
 
 
 def neighbours(query: Tensor, store: Tensor, valid: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Distances and indices [B, K'] of the nearest valid rows of the store, K' = min(k, rows); ties: lower index first.
+    """Distances and indices [B, K'] of the nearest valid rows of the store, K' = min(k, rows);
+    ties: lower index first.
 
     A row that is not valid is infinitely far away.
     """
@@ -39,7 +41,8 @@ def neighbours(query: Tensor, store: Tensor, valid: Tensor, k: int) -> tuple[Ten
 
 
 def kernel_exponent(distances: Tensor, kernel: str, dimension: int) -> Tensor:
-    """The logarithm of the kernel: exp_d is the paper's formula, exp_d2 a Gaussian, knnper what kNN-Per's code does."""
+    """The logarithm of the kernel: exp_d is the paper's formula, exp_d2 a Gaussian, knnper what
+    kNN-Per's code does."""
     if kernel == "exp_d":
         return -distances
     square = distances * distances
@@ -47,10 +50,11 @@ def kernel_exponent(distances: Tensor, kernel: str, dimension: int) -> Tensor:
 
 
 def votes(exponent: Tensor, labels: Tensor, scope: Tensor) -> tuple[Tensor, Tensor]:
-    """Class shares [B, C] of the neighbours whose label is in scope, and whether there was any such neighbour [B].
+    """Class shares [B, C] of the neighbours whose label is in scope, and whether there was any such
+    neighbour [B].
 
-    The largest exponent is subtracted first and votes out of scope are dropped before anything is exponentiated, so the
-    shares add up to 1 however far the neighbours are.
+    The largest exponent is subtracted first and votes out of scope are dropped before anything is
+    exponentiated, so the shares add up to 1 however far the neighbours are.
     """
     counts = scope[labels] & torch.isfinite(exponent)
     exponent = torch.where(counts, exponent, -torch.inf)
@@ -65,7 +69,8 @@ GRID = tuple(i / 10 for i in range(11))  # the thetas that tuning chooses from
 
 
 class MemoryVote:
-    """p = theta * votes + (1 - theta) * softmax, both within the scope; without a vote there, the network alone."""
+    """p = theta * votes + (1 - theta) * softmax, both within the scope; without a vote there, the
+    network alone."""
 
     def __init__(self, net: Net, knn: KNN, k: int = 9, kernel: str = "exp_d") -> None:
         """`k` and `kernel` are the method's own, for where the user leaves them out."""
@@ -73,52 +78,71 @@ class MemoryVote:
         self.k, self.kernel = knn.k or k, knn.kernel or kernel
         self.theta = 0.5 if knn.theta == "tuned" else float(knn.theta)
 
-    def ready(self, params: Tensors, store: Batch) -> Tensors:
-        """The store's embeddings, computed once for a model; `theta` is an entry because tuning sets it per client."""
+    def build_predictor(self, params: Tensors, store: Batch) -> Tensors:
+        """The store's embeddings, computed once for a model; `theta` is an entry because tuning
+        sets it per client."""
         z = self.net.embedding(params, store.x)
         theta = torch.full_like(z.flatten()[:1].sum(), self.theta)
         return {"store.z": z, "store.y": store.y, "store.mask": store.mask, "theta": theta}
 
-    def consult(self, ready: Tensors, x: Tensor, scope: Tensor) -> Tensors:
-        """The network's probabilities "nolip" [B, C], the memory's "memory" [B, C], whether the memory "voted" [B], and
-        the nearest stored samples: "distance" and "index" [B, K]."""
-        logits, query = self.net.logits_and_embedding(pick(ready, "w"), x)
+    def consult(self, predictor: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+        """The network's probabilities "nolip" [B, C], the memory's "memory" [B, C], whether the
+        memory "voted" [B], and the nearest stored samples: "distance" and "index" [B, K]."""
+        logits, query = self.net.logits_and_embedding(pick(predictor, "w"), x)
         network = torch.softmax(scoped(logits, scope), dim=-1)
-        if ready["store.y"].shape[0] == 0:
+        if predictor["store.y"].shape[0] == 0:
             nobody = query[:, :0]
-            memory, voted = torch.zeros_like(network), torch.zeros_like(query[:, 0], dtype=torch.bool)
-            return {"nolip": network, "memory": memory, "voted": voted, "distance": nobody, "index": nobody.long()}
-        far, index = neighbours(query, ready["store.z"], ready["store.mask"] > 0, self.k)
+            memory, voted = (
+                torch.zeros_like(network),
+                torch.zeros_like(query[:, 0], dtype=torch.bool),
+            )
+            return {
+                "nolip": network,
+                "memory": memory,
+                "voted": voted,
+                "distance": nobody,
+                "index": nobody.long(),
+            }
+        far, index = neighbours(query, predictor["store.z"], predictor["store.mask"] > 0, self.k)
         exponent = kernel_exponent(far, self.kernel, query.shape[-1])
-        memory, voted = votes(exponent, ready["store.y"][index], scope)
+        memory, voted = votes(exponent, predictor["store.y"][index], scope)
         return {"nolip": network, "memory": memory, "voted": voted, "distance": far, "index": index}
 
-    def opinions(self, ready: Tensors, x: Tensor, scope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The network's probabilities [B, C], the memory's [B, C], and whether the memory has one [B]."""
-        found = self.consult(ready, x, scope)
+    def opinions(
+        self, predictor: Tensors, x: Tensor, scope: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The network's probabilities [B, C], the memory's [B, C], and whether the memory has one
+        [B]."""
+        found = self.consult(predictor, x, scope)
         return found["nolip"], found["memory"], found["voted"]
 
-    def explain(self, ready: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+    def explain(self, predictor: Tensors, x: Tensor, scope: Tensor) -> Tensors:
         """The mixture as "acc", and all that it is made of."""
-        found = self.consult(ready, x, scope)
-        return found | {"acc": mix(found["nolip"], found["memory"], found["voted"], ready["theta"])}
+        found = self.consult(predictor, x, scope)
+        return found | {
+            "acc": mix(found["nolip"], found["memory"], found["voted"], predictor["theta"])
+        }
 
-    def predict(self, ready: Tensors, x: Tensor, scope: Tensor) -> dict[str, Tensor]:
-        said = self.explain(ready, x, scope)
+    def predict(self, predictor: Tensors, x: Tensor, scope: Tensor) -> dict[str, Tensor]:
+        said = self.explain(predictor, x, scope)
         return {"acc": said["acc"], "nolip": said["nolip"]}
 
-    def tune(self, ready: Tensors, batch: Batch, scope: Tensor) -> Tensors:
+    def tune(self, predictor: Tensors, batch: Batch, scope: Tensor) -> Tensors:
         """How many held-back samples each theta of the grid gets right."""
-        network, memory, voted = self.opinions(ready, batch.x, scope)
+        network, memory, voted = self.opinions(predictor, batch.x, scope)
         right = [
-            (is_right(mix(network, memory, voted, network.new_tensor(theta)), batch.y) * batch.mask).sum()
+            (
+                is_right(mix(network, memory, voted, network.new_tensor(theta)), batch.y)
+                * batch.mask
+            ).sum()
             for theta in GRID
         ]
         return {"right": torch.stack(right)}
 
-    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
-        """The best theta; among equals the one nearest to 0.5, since a few samples decide little."""
-        grid = torch.tensor(GRID, dtype=ready["theta"].dtype, device=ready["theta"].device)
+    def apply_tuning(self, predictor: Tensors, sums: Tensors) -> Tensors:
+        """The best theta; among equals the one nearest to 0.5, since a few samples decide
+        little."""
+        grid = torch.tensor(GRID, dtype=predictor["theta"].dtype, device=predictor["theta"].device)
         best = (sums["right"] - 1e-3 * (grid - 0.5).abs()).argmax(dim=0, keepdim=True)
         return {"theta": grid.gather(0, best)[0]}
 
@@ -129,27 +153,32 @@ def mix(network: Tensor, memory: Tensor, voted: Tensor, theta: Tensor) -> Tensor
 
 
 class Voting(FedAvg):
-    k: ClassVar[int] = 9  # the paper's settings of the vote, unless knn.k and knn.kernel say otherwise
+    # the paper's settings of the vote, unless knn.k and knn.kernel say otherwise
+    k: ClassVar[int] = 9
     kernel: ClassVar[str] = "exp_d"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.vote = MemoryVote(net, config.knn, self.k, self.kernel)
         self.tune = self.vote.tune if config.knn.theta == "tuned" else None
-        self.in_force = {"knn.k": self.vote.k, "knn.kernel": self.vote.kernel}
+        self.resolved_options = {"knn.k": self.vote.k, "knn.kernel": self.vote.kernel}
 
-    def ready(self, st: Tensors, bc: Tensors, store: Batch) -> Tensors:
-        ready = super().ready(st, bc, store)
-        return ready | self.recall(pick(ready, "w"), store)
+    def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
+        predictor = super().build_predictor(state, broadcast, store)
+        return predictor | self.embed_memory(pick(predictor, "w"), store)
 
-    def recall(self, params: Tensors, store: Batch) -> Tensors:
-        return self.vote.ready(params, store)
+    def embed_memory(self, params: Tensors, store: Batch) -> Tensors:
+        return self.vote.build_predictor(params, store)
 
-    def tuned(self, ready: Tensors, sums: Tensors) -> Tensors:
-        return self.vote.tuned(ready, sums)
+    def apply_tuning(self, predictor: Tensors, sums: Tensors) -> Tensors:
+        return self.vote.apply_tuning(predictor, sums)
 
-    def predict(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> dict[str, Tensor]:
-        return self.vote.predict(ready, x, scope)
+    def predict(
+        self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
+    ) -> dict[str, Tensor]:
+        return self.vote.predict(predictor, x, scope)
 
-    def explain(self, ready: Tensors, x: Tensor, scope: Tensor, task: Tensor, me: Me) -> Tensors:
-        return self.vote.explain(ready, x, scope)
+    def explain(
+        self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
+    ) -> Tensors:
+        return self.vote.explain(predictor, x, scope)

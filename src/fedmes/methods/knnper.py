@@ -1,4 +1,5 @@
-"""kNN-Per: training is FedAvg's; in prediction the nearest stored samples, seen by the global model, vote beside it."""
+"""kNN-Per: training is FedAvg's; in prediction the nearest stored samples, seen by the global
+model, vote beside it."""
 
 from __future__ import annotations
 

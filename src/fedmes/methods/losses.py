@@ -1,4 +1,5 @@
-"""Losses and right answers among the classes in scope, as pure functions that run under `torch.func.vmap`."""
+"""Losses and right answers among the classes in scope, as pure functions that run under
+`torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ def scoped(logits: Tensor, scope: Tensor) -> Tensor:
 
 
 def is_right(p: Tensor, y: Tensor) -> Tensor:
-    """Is the likeliest class the right one? Never where probabilities [..., B, C] are no numbers, whose arg-max would
-    be class 0."""
+    """Is the likeliest class the right one? Never where probabilities [..., B, C] are no numbers,
+    whose arg-max would be class 0."""
     return (p.argmax(-1) == y) & ~undefined(p)
 
 
@@ -36,9 +37,12 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor, scope: Tensor) -> Ten
     return cross_entropy_sum(logits, y, mask, scope) / mask.sum().clamp(min=1)
 
 
-def distillation(teacher: Tensor, student: Tensor, scope: Tensor, mask: Tensor, temp: float) -> Tensor:
-    """Mean cross-entropy of the real samples against the teacher's softmax instead of labels: both softmaxes at a
-    temperature and over the classes in scope. With no class in scope it is 0, and so is its gradient."""
+def distillation(
+    teacher: Tensor, student: Tensor, scope: Tensor, mask: Tensor, temp: float
+) -> Tensor:
+    """Mean cross-entropy of the real samples against the teacher's softmax instead of labels: both
+    softmaxes at a temperature and over the classes in scope. With no class in scope it is 0, and so
+    is its gradient."""
     p = torch.softmax(scoped(teacher / temp, scope), dim=-1)
     log_q = torch.log_softmax(scoped(student / temp, scope), dim=-1)
     loss = -torch.where(scope, p * log_q, 0).sum(-1)

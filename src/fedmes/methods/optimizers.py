@@ -1,4 +1,5 @@
-"""SGD and Adam as pure functions of (state, gradient), which `torch.func.vmap` can map over clients."""
+"""SGD and Adam as pure functions of (state, gradient), which `torch.func.vmap` can map over
+clients."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ from torch import Tensor
 
 from fedmes.tensors import Tensors, put
 
-# --- optimizers: state is ordinary entries, moved along with the rest ----------------------------------------------
+# --- optimizers: state is ordinary entries, moved along with the rest -----------------------------
 
 
 class Optimizer(Protocol):
     def fresh(self, params: Tensors) -> Tensors:
         """State before the first step."""
 
-    def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
+    def step(
+        self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor
+    ) -> tuple[Tensors, Tensors]:
         """New parameters and new state after a step against the direction."""
 
 
@@ -24,7 +27,9 @@ class SGD:
     def fresh(self, params: Tensors) -> Tensors:
         return {}
 
-    def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
+    def step(
+        self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor
+    ) -> tuple[Tensors, Tensors]:
         return {name: p - lr * direction[name] for name, p in params.items()}, {}
 
 
@@ -36,8 +41,11 @@ class Adam:
         nothing = torch.zeros_like(next(iter(params.values())).flatten()[0])
         return put("m", zeros) | put("v", zeros) | {"c1": nothing, "c2": nothing}
 
-    def step(self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor) -> tuple[Tensors, Tensors]:
-        # c = 1 - beta**t, step by step: taken as a difference in float32 it would lose four digits at first
+    def step(
+        self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor
+    ) -> tuple[Tensors, Tensors]:
+        # c = 1 - beta**t, step by step: taken as a difference in float32 it would lose four digits
+        # at first
         c1 = self.beta1 * state["c1"] + (1 - self.beta1)
         c2 = self.beta2 * state["c2"] + (1 - self.beta2)
         rate, root = lr / c1, c2.sqrt()

@@ -1,4 +1,5 @@
-"""A torch module as pure functions of (parameters, input), so that any engine can run, stack and ship it."""
+"""A torch module as pure functions of (parameters, input), so that any engine can run, stack and
+ship it."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from fedmes.errors import UserError
 from fedmes.models.networks import MODELS
 from fedmes.tensors import Tensors
 
-DROPOUT_OFF = -1  # a key that drops nothing, for calls that are mapped over batches with and without dropout
+# a key that drops nothing, for calls that are mapped over batches with and without dropout
+DROPOUT_OFF = -1
 
 
 class KeyedDropout(nn.Module):
     """Dropout whose mask is a hash of a key: the same in a loop, in a stack and after a resume.
 
-    A generator in a stacked step would serve the whole stack: a client's numbers would depend on its neighbours.
+    A generator in a stacked step would serve the whole stack: a client's numbers would depend on
+    its neighbours.
     """
 
     key: Tensor | None = None
@@ -41,16 +44,22 @@ class KeyedDropout(nn.Module):
 
 
 def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Uniform numbers in [0, 1) from an int64 key, 24 bits each: a splitmix-like hash of (key, place)."""
+    """Uniform numbers in [0, 1) from an int64 key, 24 bits each: a splitmix-like hash of (key,
+    place)."""
     place = torch.arange(math.prod(shape), device=key.device).reshape(shape)
     h = key * 0x2545F4914F6CDD1D + place
-    for shift, factor in ((33, -0x61C8864680B583EB), (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+    for shift, factor in (
+        (33, -0x61C8864680B583EB),
+        (30, -0x40A7B892E31B1A47),
+        (27, -0x6B2FB644ECCEEE15),
+    ):
         h = (h ^ ((h >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
 
 
 def plain_layout(layer: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-    """On a CPU, torch cannot map GroupNorm over images with their channels last, as a convolution may leave them."""
+    """On a CPU, torch cannot map GroupNorm over images with their channels last, as a convolution
+    may leave them."""
     return (given[0].contiguous(),)
 
 
@@ -79,19 +88,27 @@ class _Parts(nn.Module):
 class Net:
     """What methods see of a network: logits and embeddings as functions of its parameters.
 
-    Parameters with `requires_grad=False` are not among them: they stay in the module, once for all clients.
+    Parameters with `requires_grad=False` are not among them: they stay in the module, once for all
+    clients.
     """
 
-    def __init__(self, module: nn.Module, shape: tuple[int, ...], classes: int, samples: Tensor | None = None) -> None:
-        """`samples`: three real ones, to see whether the module can take them; a server of sites has none."""
-        if not isinstance(getattr(module, "head", None), nn.Linear) or not callable(getattr(module, "features", None)):
+    def __init__(
+        self, module: nn.Module, shape: tuple[int, ...], classes: int, samples: Tensor | None = None
+    ) -> None:
+        """`samples`: three real ones, to see whether the module can take them; a server of sites
+        has none."""
+        if not isinstance(getattr(module, "head", None), nn.Linear) or not callable(
+            getattr(module, "features", None)
+        ):
             raise UserError(
                 f"model {type(module).__name__} needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
             )
         self.classes = classes
-        self.compute: torch.dtype | None = None  # layers may compute in fewer bits than weights and losses have
-        # May calls be mapped, over clients or over a batch and the memory beside it? Our own networks can wherever they
-        # run, and they take images in any layout; a user's only where the stacked engine has tried it.
+        # layers may compute in fewer bits than weights and losses have
+        self.compute: torch.dtype | None = None
+        # May calls be mapped, over clients or over a batch and the memory beside it? Our own
+        # networks can wherever they run, and they take images in any layout; a user's only where
+        # the stacked engine has tried it.
         self.mapped = self.ours = type(module) in MODELS.values()
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
@@ -100,9 +117,13 @@ class Net:
                 layer.register_forward_pre_hook(plain_layout)
         self.parts = _Parts(module).eval()
         own = {name.removeprefix("module."): p for name, p in self.parts.named_parameters()}
-        self.initial: Tensors = {name: p.detach().clone() for name, p in own.items() if p.requires_grad}
+        self.initial: Tensors = {
+            name: p.detach().clone() for name, p in own.items() if p.requires_grad
+        }
         if not self.initial:
-            raise UserError(f"model {type(module).__name__} has no parameter with requires_grad=True, nothing to train")
+            raise UserError(
+                f"model {type(module).__name__} has no parameter with requires_grad=True, nothing to train"
+            )
         frozen = {name: p for name, p in own.items() if not p.requires_grad}
         self.frozen = _frozen_parts(module)
         constant = {layer for part in self.frozen for layer in part.modules()}
@@ -111,8 +132,11 @@ class Net:
         self.samples = _made_up(shape) if samples is None else samples
         self.widths = self._check(self.samples, shape)
 
-    def to(self, device: torch.device, dtype: torch.dtype, compute: torch.dtype | None = None) -> Net:
-        self.parts.to(device, compute or dtype)  # for what is frozen and for buffers; parameters are always passed in
+    def to(
+        self, device: torch.device, dtype: torch.dtype, compute: torch.dtype | None = None
+    ) -> Net:
+        # for what is frozen and for buffers; parameters are always passed in
+        self.parts.to(device, compute or dtype)
         self.compute = compute
         return self
 
@@ -129,7 +153,9 @@ class Net:
         if self.mapped:
             return vmap(self.logits, in_dims=(0, None))(params, x)
         sets = range(len(next(iter(params.values()))))
-        return torch.stack([self.logits({name: p[i] for name, p in params.items()}, x) for i in sets])
+        return torch.stack(
+            [self.logits({name: p[i] for name, p in params.items()}, x) for i in sets]
+        )
 
     def embedding(self, params: Tensors, x: Tensor) -> Tensor:
         """The representation P_w(x) that nearest neighbours are sought in."""
@@ -139,14 +165,20 @@ class Net:
         logits, embedding = self._call(params, x, ("logits", "embedding"))
         return logits, embedding.flatten(1)
 
-    def gradient(self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool = False) -> tuple[Tensors, Any]:
-        """Gradient and value of a loss; with `has_aux` the loss is the first of a pair of values."""
+    def gradient(
+        self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool = False
+    ) -> tuple[Tensors, Any]:
+        """Gradient and value of a loss; with `has_aux` the loss is the first of a pair of
+        values."""
         if self.mapped:
             return grad_and_value(loss, has_aux=has_aux)(params)
         return self._plain_gradient(loss, params, has_aux)
 
-    def _plain_gradient(self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool) -> tuple[Tensors, Any]:
-        """By plain autograd, which any module can bear; and a module in training knows that it is."""
+    def _plain_gradient(
+        self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool
+    ) -> tuple[Tensors, Any]:
+        """By plain autograd, which any module can bear; and a module in training knows that it
+        is."""
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         self._train(True)
         try:
@@ -154,7 +186,9 @@ class Net:
                 answer = loss(leaves)
                 value = answer[0] if has_aux else answer
                 if value.requires_grad:
-                    slopes = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+                    slopes = torch.autograd.grad(
+                        value, list(leaves.values()), materialize_grads=True
+                    )
                 else:  # no sample, no slope
                     slopes = tuple(torch.zeros_like(p) for p in params.values())
         finally:
@@ -163,15 +197,18 @@ class Net:
         return dict(zip(leaves, slopes, strict=True)), values
 
     def stackable(self) -> bool:
-        """Can torch map a step and a prediction over clients? Not every layer has a rule for that (a GRU has none), and
-        a module that asks whether it is in training cannot be in it for a batch and not for the memory beside it."""
+        """Can torch map a step and a prediction over clients? Not every layer has a rule for that
+        (a GRU has none), and a module that asks whether it is in training cannot be in it for a
+        batch and not for the memory beside it."""
         params = {name: p.expand(2, 2, *p.shape).clone() for name, p in self.initial.items()}
         x = self.samples.expand(2, 2, *self.samples.shape).clone()
         keys = torch.tensor([1, DROPOUT_OFF])
 
         def step(params: Tensors, x: Tensor) -> object:
             def slope(x: Tensor, key: Tensor) -> Tensors:
-                return grad_and_value(lambda p: self.logits(p, x, key).logsumexp(-1).sum())(params)[0]
+                return grad_and_value(lambda p: self.logits(p, x, key).logsumexp(-1).sum())(params)[
+                    0
+                ]
 
             return slope(x, keys[0]), vmap(slope)(torch.stack([x, x]), keys)
 
@@ -195,8 +232,11 @@ class Net:
     ) -> tuple[Tensor, ...]:
         outside = next(iter(params.values())).dtype
         if len(x) == 0:  # many modules fail without a sample
-            return tuple(torch.zeros(0, self.widths[part], dtype=outside, device=x.device) for part in parts)
-        if x.ndim == 4 and not self.ours:  # `contiguous` alone would leave one channel where it was, behind the columns
+            return tuple(
+                torch.zeros(0, self.widths[part], dtype=outside, device=x.device) for part in parts
+            )
+        # `contiguous` alone would leave one channel where it was, behind the columns
+        if x.ndim == 4 and not self.ours:
             x = x.reshape(-1).view(x.shape)
         inside = self.compute or outside
         for dropout in self.dropouts:
@@ -215,20 +255,24 @@ class Net:
             part.eval()
 
     def _swap_dropout(self, module: nn.Module) -> None:
-        for name, child in module._modules.items():  # named_children() would skip a layer that is used twice
+        # named_children() would skip a layer that is used twice
+        for name, child in module._modules.items():
             if child is None:
                 continue
             if isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-                keyed = KeyedDropout(child.p, not isinstance(child, nn.Dropout), salt=len(self.dropouts) + 1)
+                keyed = KeyedDropout(
+                    child.p, not isinstance(child, nn.Dropout), salt=len(self.dropouts) + 1
+                )
                 if child.p > 0:
                     self.dropouts.append(keyed)
-                setattr(module, name, keyed)  # even where it drops nothing: the module may read its `p`
+                # even where it drops nothing: the module may read its `p`
+                setattr(module, name, keyed)
             else:
                 self._swap_dropout(child)
 
     def _check(self, samples: Tensor, shape: tuple[int, ...]) -> dict[str, int]:
-        """The module fits the data, and a sample's answer does not depend on the rest of its batch. Returns how many
-        numbers it answers with."""
+        """The module fits the data, and a sample's answer does not depend on the rest of its batch.
+        Returns how many numbers it answers with."""
         module = self.parts.module
         name = type(module).__name__
         before = {key: b.clone() for key, b in module.named_buffers()}
@@ -240,7 +284,11 @@ class Net:
                     f"model {name} draws random numbers of its own, which no engine could repeat; "
                     "use nn.Dropout layers, and 0 for a built-in layer's own dropout"
                 )
-            if moved or not _close(together[:2], two) or not _close(two[:1], self._trained_on(samples[:1])):
+            if (
+                moved
+                or not _close(together[:2], two)
+                or not _close(two[:1], self._trained_on(samples[:1]))
+            ):
                 raise UserError(
                     f"model {name} uses batch statistics, which cannot be averaged over clients; "
                     "use nn.GroupNorm or nn.LayerNorm instead of nn.BatchNorm, or freeze it (requires_grad=False)"
@@ -281,7 +329,8 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _frozen_parts(module: nn.Module) -> list[nn.Module]:
-    """The largest parts of which no parameter is trained; normalisation and the like inside never train either."""
+    """The largest parts of which no parameter is trained; normalisation and the like inside never
+    train either."""
     trained = [p.requires_grad for p in module.parameters()]
     if trained and not any(trained):
         return [module]

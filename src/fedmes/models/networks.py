@@ -1,5 +1,5 @@
-"""The networks. Each has `head`, its last linear layer, `features(x)`, that layer's input, and `embed(x)`, the
-representation in which nearest neighbours are sought."""
+"""The networks. Each has `head`, its last linear layer, `features(x)`, that layer's input, and
+`embed(x)`, the representation in which nearest neighbours are sought."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Linear(Network):
 class MLP(Network):
     """Two hidden layers."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 256, dropout: float = 0.0) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, width: int = 256, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Dropout(dropout),
@@ -63,7 +65,9 @@ class MLP(Network):
 class _Convolutional(Network):
     """Convolutions, what makes features of their output, head."""
 
-    def __init__(self, conv: nn.Sequential, fc: nn.Sequential, head: nn.Linear, sought: str) -> None:
+    def __init__(
+        self, conv: nn.Sequential, fc: nn.Sequential, head: nn.Linear, sought: str
+    ) -> None:
         super().__init__()
         self.conv, self.fc, self.head, self.sought = conv, fc, head, sought
 
@@ -90,7 +94,9 @@ class CNN2(_Convolutional):
             nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout),
             nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout), nn.Flatten(),
         )  # fmt: skip
-        fc = nn.Sequential(nn.Linear(64 * (height // 4) * (breadth // 4), width), nn.ReLU(), nn.Dropout(dropout))
+        fc = nn.Sequential(
+            nn.Linear(64 * (height // 4) * (breadth // 4), width), nn.ReLU(), nn.Dropout(dropout)
+        )
         super().__init__(conv, fc, nn.Linear(width, classes), features)
 
 
@@ -113,8 +119,12 @@ class CNN6(_Convolutional):
             layers += [nn.Conv2d(out, out, 3, padding=1), nn.ReLU()]
             layers += [nn.MaxPool2d(2), nn.Dropout(dropout)]
             channels = out
-        fc = nn.Sequential(nn.Linear(128 * (height // 8) * (breadth // 8), width), nn.ReLU(), nn.Dropout(dropout))
-        super().__init__(nn.Sequential(*layers, nn.Flatten()), fc, nn.Linear(width, classes), features)
+        fc = nn.Sequential(
+            nn.Linear(128 * (height // 8) * (breadth // 8), width), nn.ReLU(), nn.Dropout(dropout)
+        )
+        super().__init__(
+            nn.Sequential(*layers, nn.Flatten()), fc, nn.Linear(width, classes), features
+        )
 
 
 class _Block(nn.Module):
@@ -151,7 +161,8 @@ class ResNet18(_Convolutional):
         _refuse_other_than(("fc", "conv"), features, "resnet18")
         if width % 4:
             raise UserError(f"model.width: resnet18 needs a multiple of 4, not {width}")
-        groups = min(math.gcd(32, width), width // 2)  # 32 for 64 channels, 4 for 20; two channels a group at least
+        # 32 for 64 channels, 4 for 20; two channels a group at least
+        groups = min(math.gcd(32, width), width // 2)
         stride = 1 if stem == 3 else 2
         conv = nn.Sequential(
             nn.Conv2d(channels, width, stem, stride, padding=stem // 2, bias=False),
@@ -177,18 +188,22 @@ class _Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [sample, head, place, ...]
+        # [sample, head, place, ...]
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         # Plain products: torch has no rule to map its fused attention over clients on a CPU.
         weight = torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1)
         return self.out((weight @ v).transpose(1, 2).flatten(2))
 
 
 class _Layer(nn.Module):
-    """A block of the transformer; both parts are added to what they are given the normalised form of."""
+    """A block of the transformer; both parts are added to what they are given the normalised form
+    of."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), _Attention(width, heads), nn.Dropout(dropout))
+        self.attention = nn.Sequential(
+            nn.LayerNorm(width), _Attention(width, heads), nn.Dropout(dropout)
+        )
         self.mlp = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width),
             nn.Dropout(dropout),
@@ -234,7 +249,8 @@ class ViT(Network):
         self.head = nn.Linear(width, classes)
 
     def features_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        cut = x.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))  # [B, C, rows, p, columns, p]
+        # [B, C, rows, p, columns, p]
+        cut = x.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))
         x = self.patches(cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)) + self.position
         outputs = []
         for block in self.blocks:
@@ -268,9 +284,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def options(config: Config) -> dict[str, Any]:
-    """What a configuration says about its network; what it leaves open is the network's own choice."""
+    """What a configuration says about its network; what it leaves open is the network's own
+    choice."""
     model = config.model
-    said: dict[str, Any] = {"width": model.width, "stem": model.stem, "dropout": model.dropout or None}
+    said: dict[str, Any] = {
+        "width": model.width,
+        "stem": model.stem,
+        "dropout": model.dropout or None,
+    }
     if config.knn.features != "fc":
         said["features"] = config.knn.features
     return {name: value for name, value in said.items() if value is not None}
@@ -285,8 +306,8 @@ def build(
     samples: Tensor | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A network with initial weights that depend on the seed alone, whatever was drawn before. Lazy layers see their
-    sizes in the samples."""
+    """A network with initial weights that depend on the seed alone, whatever was drawn before. Lazy
+    layers see their sizes in the samples."""
     if factory in MODELS.values():
         _check_size(_call, name, factory, shape, classes, options)
     with torch.random.fork_rng(devices=[]):
@@ -311,7 +332,13 @@ def _check_size(make: Callable[..., nn.Module], name: str, *arguments: Any) -> N
     limits.check_memory(4.0 * weights, f"model {name}")
 
 
-def _call(name: str, factory: Callable[..., Any], shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> Any:
+def _call(
+    name: str,
+    factory: Callable[..., Any],
+    shape: tuple[int, ...],
+    classes: int,
+    options: dict[str, Any],
+) -> Any:
     """Refuse options that the network does not take, before it is made."""
     signature = inspect.signature(factory)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):

@@ -1,4 +1,5 @@
-"""Prediction with a client directory: what the client says, what its network and its memory say alone, and why."""
+"""Prediction with a client directory: what the client says, what its network and its memory say
+alone, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from fedmes.data.dataset import Dataset
 from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
-from fedmes.methods.base import Batch, Me, Method
+from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.models import networks
 from fedmes.models.functional import Net
 from fedmes.prediction import inputs
@@ -53,7 +54,8 @@ class Prediction:
     probability: float
     network: Opinion
     memory: Opinion | None  # None: no stored sample votes
-    neighbours: list[Neighbour]  # the nearest stored samples, nearest first; they vote if their class is in question
+    # the nearest stored samples, nearest first; they vote if their class is in question
+    neighbours: list[Neighbour]
     probabilities: dict[str, float]  # of all classes in question
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,7 +94,9 @@ class Predictions:
             probability=float(said[self.ids[i]]),
             network=Opinion(names[network.argmax()], float(network.max())),
             memory=Opinion(names[memory.argmax()], float(memory.max())) if memory.any() else None,
-            neighbours=[Neighbour(j, names[stored.y[j]], int(self.client.tasks[j]), d) for j, d in near],
+            neighbours=[
+                Neighbour(j, names[stored.y[j]], int(self.client.tasks[j]), d) for j, d in near
+            ],
             probabilities={names[c]: float(said[c]) for c in np.flatnonzero(self.scope)},
         )
 
@@ -102,17 +106,30 @@ class Client:
 
     def __init__(self, stored: client_dir.Stored, method: Method) -> None:
         about, dtype = stored.about, next(iter(stored.weights.values())).dtype
-        self.name, self.class_names, self.shape = about.client, tuple(about.class_names), tuple(about.shape)
+        self.name, self.class_names, self.shape = (
+            about.client,
+            tuple(about.class_names),
+            tuple(about.shape),
+        )
         self.method, self.config = method, stored.config
-        self.voters, self.tasks, self.normalisation = stored.voters, stored.tasks, stored.normalisation
+        self.voters, self.tasks, self.normalisation = (
+            stored.voters,
+            stored.tasks,
+            stored.normalisation,
+        )
         self._dtype = dtype
-        self._me = _standing(about, dtype)
-        self._told = self._me.blocks if self.config.eval.told == "block" else self._me.classes
+        self._ctx = _standing(about, dtype)
+        self._told = self._ctx.blocks if self.config.eval.told == "block" else self._ctx.classes
         self._learned = _learned(about)
         with torch.no_grad():
-            self._ready = put("w", stored.weights) | method.recall(stored.weights, self._store()) | stored.beside
+            self._predictor = (
+                put("w", stored.weights)
+                | method.embed_memory(stored.weights, self._store())
+                | stored.beside
+            )
             nothing = np.zeros((1, *self.voters.x.shape[1:]), self.voters.x.dtype)
-            self._explain(self._normalised(nothing, np.zeros(1, np.int64)), -1)  # whatever does not fit shows now
+            # whatever does not fit shows now
+            self._explain(self._normalised(nothing, np.zeros(1, np.int64)), -1)
 
     def as_dict(self) -> dict[str, Any]:
         """Who it is that predicts."""
@@ -121,8 +138,10 @@ class Client:
             "method": self.config.method,
             "model": self.config.model.name,
             "shape": list(self.shape),
-            "classes": [self.class_names[label] for label in self._me.seen.nonzero().flatten().tolist()],
-            "theta": float(self._ready["theta"]) if "theta" in self._ready else None,
+            "classes": [
+                self.class_names[label] for label in self._ctx.seen.nonzero().flatten().tolist()
+            ],
+            "theta": float(self._predictor["theta"]) if "theta" in self._predictor else None,
             "memory": len(self.tasks),
         }
 
@@ -132,23 +151,30 @@ class Client:
         return 1 if self.normalisation is None else len(self.normalisation.mean)
 
     def predict(self, x: Any, *, task: int | None = None, source: int | None = None) -> Predictions:
-        """Predict samples: an array of one or of several, a picture (PIL), the path of one, or a list of such.
+        """Predict samples: an array of one or of several, a picture (PIL), the path of one, or a
+        list of such.
 
-        `task`: the task that all samples belong to, from 0, if known: the choice is then among its classes.
-        `source`: the data set they are from, for a client whose samples are from several.
+        `task`: the task that all samples belong to, from 0, if known: the choice is then among its
+        classes. `source`: the data set they are from, for a client whose samples are from several.
         """
         samples = self.samples(x)
         self._refuse_unlearned(task)
         if source is None and self.sources > 1:
-            raise UserError(f"source: the samples are from {self.sources} data sets; say from which, 0 is the first")
+            raise UserError(
+                f"source: the samples are from {self.sources} data sets; say from which, 0 is the first"
+            )
         if source is not None and not 0 <= source < self.sources:
-            raise UserError(f"source: the samples are from {self.sources} data sets, 0 is the first; not {source}")
+            raise UserError(
+                f"source: the samples are from {self.sources} data sets, 0 is the first; not {source}"
+            )
         position = -1 if task is None else task
         parts = []
         with torch.no_grad():
             for start in range(0, len(samples), CHUNK):
                 part = samples[start : start + CHUNK]
-                parts.append(self._explain(self._normalised(part, np.full(len(part), source or 0)), position))
+                parts.append(
+                    self._explain(self._normalised(part, np.full(len(part), source or 0)), position)
+                )
         said = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         network = said.get("nolip", said["acc"])
         nobody = said["acc"][:, :0]
@@ -165,31 +191,37 @@ class Client:
 
     def _refuse_unlearned(self, task: int | None) -> None:
         """Initial weights and a task's untrained part answer too, and look as sure as any."""
-        tasks = len(self._me.blocks)
+        tasks = len(self._ctx.blocks)
         if not self._learned:
             raise UserError(f"client {self.name} has learned nothing yet, so it cannot predict")
         if task is not None and not 0 <= task < tasks:
             raise UserError(f"task: this client has tasks 0 to {tasks - 1}, not {task}")
         if task is not None and task not in self._learned:
             known = ", ".join(map(str, self._learned))
-            raise UserError(f"task: client {self.name} has learned nothing of task {task} yet; it has learned {known}")
+            raise UserError(
+                f"task: client {self.name} has learned nothing of task {task} yet; it has learned {known}"
+            )
 
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
         whole = self.voters.x.dtype == np.int64
         return inputs.samples(x, self.shape, pixels=self.normalisation is not None, whole=whole)
 
-    # --- the method's functions, as engines call them ----------------------------------------------------------------
+    # --- the method's functions, as engines call them ---------------------------------------------
 
     def _normalised(self, x: NDArray[Any], source: NDArray[np.int64]) -> Tensor:
-        samples = Samples(Dataset(x, source, self.class_names, source=source), torch.device("cpu"), self._dtype)
+        samples = Samples(
+            Dataset(x, source, self.class_names, source=source), torch.device("cpu"), self._dtype
+        )
         return samples.take(torch.arange(len(x)), samples.scale(self.normalisation))
 
     def _scope(self, position: int) -> Tensor:
-        return self._me.seen if position < 0 else self._told[position]
+        return self._ctx.seen if position < 0 else self._told[position]
 
     def _explain(self, x: Tensor, position: int) -> Tensors:
-        return self.method.explain(self._ready, x, self._scope(position), torch.tensor(position), self._me)
+        return self.method.explain(
+            self._predictor, x, self._scope(position), torch.tensor(position), self._ctx
+        )
 
     def _store(self) -> Batch:
         y = torch.from_numpy(self.voters.y)
@@ -199,7 +231,7 @@ class Client:
             x,
             y,
             torch.ones(len(y), dtype=self._dtype),
-            self._me.seen.expand(len(y), -1),
+            self._ctx.seen.expand(len(y), -1),
             torch.from_numpy(self.tasks),
         )
 
@@ -212,8 +244,8 @@ def load_client(
 ) -> Client:
     """Open a client directory.
 
-    `model`, `method`: the class, or `path/to/file.py:Name`, where the client was trained with one of your own.
-    Nothing is imported because a directory names it: it may come from anywhere.
+    `model`, `method`: the class, or `path/to/file.py:Name`, where the client was trained with one
+    of your own. Nothing is imported because a directory names it: it may come from anywhere.
     """
     directory = Path(directory)
     stored = client_dir.read_client(directory)
@@ -227,14 +259,23 @@ def load_client(
     start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
 
     def build() -> nn.Module:
-        return networks.build(make_model, config.model.name, shape, classes, start, samples, **networks.options(config))
+        return networks.build(
+            make_model,
+            config.model.name,
+            shape,
+            classes,
+            start,
+            samples,
+            **networks.options(config),
+        )
 
     try:
         if model is None and config.model.name in networks.MODELS:
             with torch.device("meta"):  # its sizes, before anything is made of them
                 _compare(dict(build().named_parameters()), stored)
         module = build()
-        if about.frozen_sha256 is None:  # all was trained, whatever the module says now, and all is stored
+        # all was trained, whatever the module says now, and all is stored
+        if about.frozen_sha256 is None:
             module.requires_grad_(True)
         net = Net(module, shape, classes, samples)
         _compare(net.initial, stored)
@@ -247,12 +288,17 @@ def load_client(
         return Client(stored, make_method(net.to(torch.device("cpu"), dtype), config))
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
-    except Exception as error:  # files that do not fit each other, or a module of the user's own, may raise anything
+    except Exception as error:
+        # files that do not fit each other, or a module of the user's own, may raise anything
         text = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{directory}: its files do not fit together ({type(error).__name__}: {text})") from error
+        raise UserError(
+            f"{directory}: its files do not fit together ({type(error).__name__}: {text})"
+        ) from error
 
 
-def _resolve(kind: str, name: str, given: Any, builtin: dict[str, Any], directory: Path) -> Callable[..., Any]:
+def _resolve(
+    kind: str, name: str, given: Any, builtin: dict[str, Any], directory: Path
+) -> Callable[..., Any]:
     if callable(given):
         return given
     if given is not None:
@@ -260,7 +306,9 @@ def _resolve(kind: str, name: str, given: Any, builtin: dict[str, Any], director
     if name in builtin or name in plugins.installed(kind):
         return plugins.resolve(kind, name, builtin)
     if ".py:" not in name:
-        raise UserError(f"{directory}: its {kind} '{name}' is from a package that is not installed here")
+        raise UserError(
+            f"{directory}: its {kind} '{name}' is from a package that is not installed here"
+        )
     raise UserError(
         f"{directory}: its {kind} is your own, {name}; "
         f"say where it is now with --{kind} PATH.py:{name.rpartition(':')[2]} (in Python: {kind}=...), which imports it"
@@ -274,7 +322,12 @@ def _compare(params: Tensors, stored: client_dir.Stored) -> None:
     by_task = {name: (stored.config.tasks, *shape) for name, shape in here.items()}
     if there not in (here, by_task):
         odd = next(
-            (name for name in here | there if here.get(name) != there.get(name) != by_task.get(name)), next(iter(here))
+            (
+                name
+                for name in here | there
+                if here.get(name) != there.get(name) != by_task.get(name)
+            ),
+            next(iter(here)),
         )
         raise UserError(
             f"model.safetensors has {there.get(odd, 'no')} values of {odd}, "
@@ -282,10 +335,12 @@ def _compare(params: Tensors, stored: client_dir.Stored) -> None:
         )
     kinds = {t.dtype for t in stored.weights.values()}
     if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        raise UserError(f"model.safetensors has values of type {', '.join(sorted(map(str, kinds)))}")
+        raise UserError(
+            f"model.safetensors has values of type {', '.join(sorted(map(str, kinds)))}"
+        )
 
 
-def _standing(about: client_dir.About, dtype: torch.dtype) -> Me:
+def _standing(about: client_dir.About, dtype: torch.dtype) -> ClientContext:
     """A client that is not in a round."""
 
     def table(rows: list[list[int]]) -> Tensor:
@@ -297,9 +352,12 @@ def _standing(about: client_dir.About, dtype: torch.dtype) -> Me:
     no, zero = torch.tensor(False), torch.tensor(0)
     nothing = torch.zeros((), dtype=dtype)
     blocks = table(about.blocks)
-    classes = blocks if about.classes is None else table(about.classes)  # of old, blocks were what a task means here
+    # of old, blocks were what a task means here
+    classes = blocks if about.classes is None else table(about.classes)
     tables = (blocks, classes, table([about.seen])[0])
-    return Me(zero, torch.tensor(about.position), no, no, nothing, nothing, *tables, zero, zero)
+    return ClientContext(
+        zero, torch.tensor(about.position), no, no, nothing, nothing, *tables, zero, zero
+    )
 
 
 def _learned(about: client_dir.About) -> list[int]:

@@ -1,4 +1,5 @@
-"""What is to be predicted: arrays, pictures and files, as samples like those that a client has learned from."""
+"""What is to be predicted: arrays, pictures and files, as samples like those that a client has
+learned from."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Item:
 
 
 def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iterator[Item]:
-    """Files and all pictures in folders, one after the other, as `samples` reads them; a few are read ahead."""
+    """Files and all pictures in folders, one after the other, as `samples` reads them; a few are
+    read ahead."""
 
     def one(found: Item | Path) -> Iterable[Item]:
         if isinstance(found, Item):
@@ -42,8 +44,11 @@ def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iter
             x = samples(found)
         except UserError as error:
             return [Item(str(found), None, str(error).removeprefix(f"{found}: "))]
-        several = found.suffix.lower() in ARRAYS  # there may be millions: none is named before it is wanted
-        return (Item(f"{found}[{i}]" if several else str(found), sample) for i, sample in enumerate(x))
+        # there may be millions: none is named before it is wanted
+        several = found.suffix.lower() in ARRAYS
+        return (
+            Item(f"{found}[{i}]" if several else str(found), sample) for i, sample in enumerate(x)
+        )
 
     files = _files(paths)
     with ThreadPoolExecutor(4) as readers:
@@ -53,7 +58,8 @@ def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iter
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
-    """Files as they are named, and of folders the pictures at any depth; what else is there is counted, by folder."""
+    """Files as they are named, and of folders the pictures at any depth; what else is there is
+    counted, by folder."""
     for path in paths:
         if not path.is_dir():
             yield path
@@ -62,13 +68,20 @@ def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
         for entry in path.rglob("*"):
             if not entry.is_dir():
                 inside[entry.parent].append(entry)
-        sorted_out = {folder: pictures.sorted_out(entries) for folder, entries in sorted(inside.items())}
+        sorted_out = {
+            folder: pictures.sorted_out(entries) for folder, entries in sorted(inside.items())
+        }
         yield from sorted(picture for found, _ in sorted_out.values() for picture in found)
-        yield from (Item(str(at), None, pictures.counted(others)) for at, (_, others) in sorted_out.items() if others)
+        yield from (
+            Item(str(at), None, pictures.counted(others))
+            for at, (_, others) in sorted_out.items()
+            if others
+        )
 
 
 def samples(x: Any, shape: tuple[int, ...], pixels: bool, whole: bool = False) -> NDArray[Any]:
-    """An array of one sample or of several, a picture (PIL), the path of one, or a list of such: as [B, ...].
+    """An array of one sample or of several, a picture (PIL), the path of one, or a list of such: as
+    [B, ...].
 
     `shape`: of a sample, as a network sees it; `pixels`: samples are uint8; `whole`: int64, such as
     token ids; else float32.
@@ -96,7 +109,9 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
         raise UserError("samples have NaN, infinite values or values beyond float32")
     if len(shape) == 1:
         if x.ndim not in (1, 2) or x.shape[-1] != shape[0]:
-            raise UserError(f"samples have shape {x.shape}; this client has learned from {shape[0]} numbers each")
+            raise UserError(
+                f"samples have shape {x.shape}; this client has learned from {shape[0]} numbers each"
+            )
         return x.reshape(-1, shape[0])
     channels, height, width = shape
     x = _several(x, height, width, channels)
@@ -106,14 +121,17 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
         return x
     if kind != "uint8" or x.shape[3] not in MODES:
         hint = "; channels come last" if x.shape[1:] == shape else ""
-        raise UserError(f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}{hint}")
+        raise UserError(
+            f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}{hint}"
+        )
     seen = (Image.fromarray(one[..., 0] if one.shape[2] == 1 else one) for one in x)
     return np.concatenate([_picture(picture, shape, True) for picture in seen])
 
 
 def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray[Any]:
-    """With axes for samples and channels, where one or both are left out. What has the client's own size is that; else
-    the last of three axes is that of colours if it is short enough, unless it is as wide as the client's samples."""
+    """With axes for samples and channels, where one or both are left out. What has the client's own
+    size is that; else the last of three axes is that of colours if it is short enough, unless it is
+    as wide as the client's samples."""
     if x.ndim == 2:
         return x[None, :, :, None]
     if x.ndim != 3:
@@ -126,13 +144,17 @@ def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray
 def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDArray[np.uint8]:
     """In the client's size and colours, as reading a folder of training images would make it."""
     if len(shape) == 1 or shape[0] not in (1, 3) or not pixels:
-        raise UserError("this client has not learned from pictures; give arrays like its training data")
+        raise UserError(
+            "this client has not learned from pictures; give arrays like its training data"
+        )
     channels, height, width = shape
     try:
         picture = pictures.plain(picture).convert(MODES[channels])
     except ValueError as error:
         raise UserError(f"a picture cannot be read ({error})") from None
-    return np.asarray(pictures.fitted(picture, width, height), np.uint8).reshape(1, height, width, channels)
+    return np.asarray(pictures.fitted(picture, width, height), np.uint8).reshape(
+        1, height, width, channels
+    )
 
 
 def _load(path: Path) -> NDArray[Any]:
@@ -151,5 +173,6 @@ def _load(path: Path) -> NDArray[Any]:
         raise UserError(f"{path}: there is no such file") from None
     except KeyError:
         raise UserError(f"{path}: has no array x") from None
-    except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
+    except Exception as error:
+        # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be read as an array ({error})") from None

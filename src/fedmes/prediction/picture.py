@@ -19,10 +19,12 @@ from fedmes.prediction.client import Client, Opinion, Prediction
 from fedmes.prediction.inputs import Item
 
 ROWS, NEIGHBOURS = 20, 9  # at most
-SAME, OTHER = "#0072b2", "#d55e00"  # a neighbour of the class that was said, or of another; told apart by all
+# a neighbour of the class that was said, or of another; told apart by all
+SAME, OTHER = "#0072b2", "#d55e00"
 INK, FAINT = "black", "#6e6e6e"
 # In units of a tile, the square that an image is shown in:
-STEP, HEIGHT, WORDS, LEFT = 1.12, 1.5, 1.15, 3.6  # from tile to tile, a row, where words begin, where neighbours do
+# from tile to tile, a row, where words begin, where neighbours do
+STEP, HEIGHT, WORDS, LEFT = 1.12, 1.5, 1.15, 3.6
 INCHES = 0.95  # a tile
 
 
@@ -43,7 +45,8 @@ def save(path: Path, client: Client, found: Sequence[tuple[Item, Prediction]]) -
 
 
 def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
-    """A row an image: itself, what is said about it, and its neighbours from the memory, nearest first."""
+    """A row an image: itself, what is said about it, and its neighbours from the memory, nearest
+    first."""
     if len(client.shape) != 3:
         raise UserError("--show: this client's samples are vectors, not pictures")
     most = max(min(len(prediction.neighbours), NEIGHBOURS) for _, prediction in found)
@@ -60,9 +63,21 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
         _image(ax, item.sample, 0, top)
         _words(ax, 0, top + 1.12, _short(Path(item.name).name, 40), FAINT)
         _words(ax, WORDS, top + 0.2, _short(_opinion(prediction), 30), INK, size=10)
-        _words(ax, WORDS, top + 0.5, _short(f"network alone: {_opinion(prediction.network)}", 36), FAINT)
+        _words(
+            ax,
+            WORDS,
+            top + 0.5,
+            _short(f"network alone: {_opinion(prediction.network)}", 36),
+            FAINT,
+        )
         if most:
-            _words(ax, WORDS, top + 0.75, _short(f"memory alone: {_opinion(prediction.memory)}", 36), FAINT)
+            _words(
+                ax,
+                WORDS,
+                top + 0.75,
+                _short(f"memory alone: {_opinion(prediction.memory)}", 36),
+                FAINT,
+            )
         for i, near in enumerate(prediction.neighbours[:NEIGHBOURS]):
             left = LEFT + i * STEP
             colour = SAME if near.label == prediction.label else OTHER
@@ -75,12 +90,16 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
 
 def _image(ax: Axes, sample: NDArray[Any], left: float, top: float) -> None:
     """A sample in a tile; float values from their least to their largest."""
-    low, high = (0.0, 255.0) if sample.dtype == np.uint8 else (float(sample.min()), float(sample.max()))
+    low, high = (
+        (0.0, 255.0) if sample.dtype == np.uint8 else (float(sample.min()), float(sample.max()))
+    )
     shown = (sample - low) / max(high - low, 1e-12)
     tall, wide = sample.shape[0] / max(sample.shape[:2]), sample.shape[1] / max(sample.shape[:2])
     x, y = left + (1 - wide) / 2, top + (1 - tall) / 2
     look: Any = {"cmap": "gray", "vmin": 0, "vmax": 1, "aspect": "auto"}
-    ax.imshow(shown if sample.shape[2] == 3 else shown[..., 0], extent=(x, x + wide, y + tall, y), **look)
+    ax.imshow(
+        shown if sample.shape[2] == 3 else shown[..., 0], extent=(x, x + wide, y + tall, y), **look
+    )
 
 
 def _words(ax: Axes, x: float, y: float, text: str, colour: str, size: float = 8) -> None:

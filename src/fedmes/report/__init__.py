@@ -29,7 +29,10 @@ class Report:
     @property
     def answers(self) -> list[str]:
         """One line a group."""
-        return [f"{group.title}: {verdict.judge(group.runs, 'oblivious').headline}" for group in self.groups]
+        return [
+            f"{group.title}: {verdict.judge(group.runs, 'oblivious').headline}"
+            for group in self.groups
+        ]
 
 
 def write(
@@ -60,7 +63,9 @@ def write(
         if figures is not None:
             _save_figures(groups, figures)
     except OSError as error:
-        raise UserError(f"report: {error.filename or out} cannot be written ({error.strerror})") from None
+        raise UserError(
+            f"report: {error.filename or out} cannot be written ({error.strerror})"
+        ) from None
     return Report(out, groups, left_out)
 
 

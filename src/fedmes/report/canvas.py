@@ -23,7 +23,9 @@ from fedmes.report.style import Look
 WIDTH = 7.2  # inches: a page's two columns
 TITLES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
 INK, FAINT = "#222222", "#dddddd"
-HEAT = LinearSegmentedColormap.from_list("heat", ["#ffffff", "#cfe0f1", "#7fb0dc", "#2f7cc0", "#0b4f8a"])
+HEAT = LinearSegmentedColormap.from_list(
+    "heat", ["#ffffff", "#cfe0f1", "#7fb0dc", "#2f7cc0", "#0b4f8a"]
+)
 SETTINGS: Any = {
     "font.family": "sans-serif", "font.size": 8.5, "axes.titlesize": 9, "axes.labelsize": 8.5, "legend.fontsize": 8,
     "xtick.labelsize": 8, "ytick.labelsize": 8, "axes.titlelocation": "left", "axes.spines.top": False,
@@ -37,17 +39,28 @@ SETTINGS: Any = {
 
 
 @contextmanager
-def sheet(rows: int, columns: int, height: float, sharey: Any = False) -> Iterator[tuple[Figure, Any]]:
+def sheet(
+    rows: int, columns: int, height: float, sharey: Any = False
+) -> Iterator[tuple[Figure, Any]]:
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         yield figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
 
 
-def curve(ax: Axes, x: Any, values: Curve, look: Look, label: str, small: bool = False, band: float = 0.15) -> None:
+def curve(
+    ax: Axes, x: Any, values: Curve, look: Look, label: str, small: bool = False, band: float = 0.15
+) -> None:
     """A line with its markers, and a band of one standard deviation where there is one."""
     colour = style.LIGHT[look.colour]
     if np.nansum(values.std) > 0:
-        ax.fill_between(x, values.mean - values.std, values.mean + values.std, color=colour, alpha=band, linewidth=0)
+        ax.fill_between(
+            x,
+            values.mean - values.std,
+            values.mean + values.std,
+            color=colour,
+            alpha=band,
+            linewidth=0,
+        )
     few = len(x) <= 12
     ax.plot(
         x, values.mean, label=label, color=colour, linestyle=style.DASHES[look.dash],
@@ -66,7 +79,9 @@ def legend(figure: Figure, runs: Sequence[Run], order: Sequence[int]) -> None:
         for i in order
     ]  # fmt: skip
     if max(len(run.label) for run in runs) <= 16:
-        figure.legend(handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.75)
+        figure.legend(
+            handles=handles, loc="outside right upper", handlelength=2.6, labelspacing=0.75
+        )
     else:
         figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(handles) / 2))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, handlelength=2.6)
@@ -89,7 +104,8 @@ def whole_ticks(ax: Axes, most: int = 8) -> None:
 
 
 def client_ticks(ax: Axes, clients: int, names: Sequence[str] | None) -> None:
-    """Clients by their number, or by their names where these are more than numbers and short enough."""
+    """Clients by their number, or by their names where these are more than numbers and short
+    enough."""
     if names and not all(name.isdigit() for name in names) and sum(map(len, names)) <= 30:
         ax.set_xticks(range(clients), names)
     else:

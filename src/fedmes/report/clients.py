@@ -1,4 +1,5 @@
-"""What the page tells of single clients: their tasks, their accuracy matrices and, if asked for, their memories."""
+"""What the page tells of single clients: their tasks, their accuracy matrices and, if asked for,
+their memories."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from fedmes.report.gather import Group, Run
 from fedmes.report.rows import Row
 from fedmes.results.metrics import Floats
 
-DIGITS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+DIGITS = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
+)
 MISSING = 4095
 MATRIX_BUDGET = 4_500_000  # characters of single seeds' matrices in a page
 SAMPLE_BUDGET = 12_000_000  # characters of images in a page
@@ -30,8 +33,11 @@ SIDE = 48  # pixels of a thumbnail at most
 
 
 def streams(group: Group) -> list[dict[str, Any] | None]:
-    """By seed: who has which classes of which task; None where no run of the group has kept its split file."""
-    return [next(filter(None, (_stream(run, seed) for run in group.runs)), None) for seed in group.seeds]
+    """By seed: who has which classes of which task; None where no run of the group has kept its
+    split file."""
+    return [
+        next(filter(None, (_stream(run, seed) for run in group.runs)), None) for seed in group.seeds
+    ]
 
 
 def _stream(run: Run, seed: int) -> dict[str, Any] | None:
@@ -55,7 +61,8 @@ def _stream(run: Run, seed: int) -> dict[str, Any] | None:
                 for client in content["clients"]
             ]
         }
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):  # the last: a class that is infinity
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        # the last: a class that is infinity
         return None
 
 
@@ -69,7 +76,8 @@ def client_names(group: Group, found: Sequence[dict[str, Any] | None]) -> list[s
 
 
 def class_names(group: Group) -> list[str] | None:
-    """The names of the classes; None where no run has kept its client directories, or they are the numbers anyway."""
+    """The names of the classes; None where no run has kept its client directories, or they are the
+    numbers anyway."""
     for run in group.runs:
         try:
             path = Path(run.directory) / f"seed{run.config.seeds[0]}/client0/client.json"
@@ -81,21 +89,27 @@ def class_names(group: Group) -> list[str] | None:
 
 
 def pack(values: Floats) -> str:
-    """Accuracies in thousandths, two characters each, row by row with i <= t alone; see `unpack` in page.js."""
+    """Accuracies in thousandths, two characters each, row by row with i <= t alone; see `unpack` in
+    page.js."""
     tasks = values.shape[-1]
     t, i = np.tril_indices(tasks)
     scaled = np.nan_to_num(flat := values[..., t, i].ravel()) * 1000
     codes = np.where(np.isnan(flat), MISSING, np.rint(scaled)).astype(np.int64)
-    for place in np.flatnonzero(np.abs(scaled % 1 - 0.5) < 1e-6):  # a half, more or less: as it is printed elsewhere
-        codes[place] = MISSING if np.isnan(flat[place]) else round(float(f"{flat[place]:.3f}") * 1000)
+    # a half, more or less: as it is printed elsewhere
+    for place in np.flatnonzero(np.abs(scaled % 1 - 0.5) < 1e-6):
+        codes[place] = (
+            MISSING if np.isnan(flat[place]) else round(float(f"{flat[place]:.3f}") * 1000)
+        )
     return np.stack([DIGITS[codes >> 6], DIGITS[codes & 63]], axis=-1).tobytes().decode()
 
 
 def matrices(rows_by_group: Sequence[Sequence[Row]]) -> list[list[dict[str, Any]]]:
-    """For each row of each group: by score the packed matrices of all clients, for the mean over seeds and, unless the
-    page would become too large, for each seed."""
+    """For each row of each group: by score the packed matrices of all clients, for the mean over
+    seeds and, unless the page would become too large, for each seed."""
     rows = [row for own in rows_by_group for row in own]
-    values = [len(row.run.config.seeds) * row.run.config.clients * row.run.config.tasks**2 for row in rows]
+    values = [
+        len(row.run.config.seeds) * row.run.config.clients * row.run.config.tasks**2 for row in rows
+    ]
     each = 2 * sum(values) <= MATRIX_BUDGET  # two scores, two characters, half a square
     return [
         [
@@ -114,13 +128,17 @@ def matrices(rows_by_group: Sequence[Sequence[Row]]) -> list[list[dict[str, Any]
 def _packed(row: Row, seed: int | None) -> dict[str, list[str]]:
     result = row.run.result
     return {
-        score: [pack(series.matrix(result, name + row.suffix, k, seed)) for k in range(result.config.clients)]
+        score: [
+            pack(series.matrix(result, name + row.suffix, k, seed))
+            for k in range(result.config.clients)
+        ]
         for score, name in series.SCORES.items()
     }
 
 
 class Album:
-    """Thumbnails of memories, each kept once: methods with the same memory options remember the same samples."""
+    """Thumbnails of memories, each kept once: methods with the same memory options remember the
+    same samples."""
 
     def __init__(self) -> None:
         self.sheets: dict[str, dict[str, Any]] = {}
@@ -128,7 +146,8 @@ class Album:
         self.full = False
 
     def add(self, folder: Path) -> str | None:
-        """The key of a client's sheet; None where there is no memory, no image in it, or no room left."""
+        """The key of a client's sheet; None where there is no memory, no image in it, or no room
+        left."""
         try:
             found = limits.check_arrays(folder / "memory.npz", {"x", "y", "task"})
             if not _remembered(**found):
@@ -138,7 +157,8 @@ class Album:
                 return None
             with np.load(folder / "memory.npz", allow_pickle=False) as file:
                 x, y, task = file["x"], file["y"], file["task"]
-        except Exception:  # missing, or whatever a damaged file makes numpy raise: then there are no thumbnails
+        except Exception:
+            # missing, or whatever a damaged file makes numpy raise: then there are no thumbnails
             return None
         key = hashlib.sha256(x.tobytes() + y.tobytes() + task.tobytes()).hexdigest()[:16]
         if key not in self.sheets:
@@ -161,7 +181,11 @@ def _remembered(x: Header, y: Header, task: Header) -> bool:
 def _sheet(images: np.ndarray) -> dict[str, Any]:
     """All images [N, H, W, C] beside and below each other as one PNG."""
     images = images if images.dtype == np.uint8 else _bytes(images)
-    images = images if images.shape[-1] in (1, 3) else images.mean(axis=-1, keepdims=True).astype(np.uint8)
+    images = (
+        images
+        if images.shape[-1] in (1, 3)
+        else images.mean(axis=-1, keepdims=True).astype(np.uint8)
+    )
     thumbs = [_thumb(image) for image in images]
     width, height = thumbs[0].size
     columns = int(np.ceil(np.sqrt(len(thumbs))))

@@ -17,8 +17,19 @@ FLAGS = {
     "memory.size": "--memory", "seeds": "--seeds", "engine.name": "--engine", "device": "--device",
 }  # fmt: skip
 
-# Options that one sets for all methods of a comparison; the rest a method brings along, or they say how it is computed.
-SHARED = ("rounds", "epochs", "batch", "model.", "memory.", "optim.", "train.", "eval.", "engine.precision")
+# Options that one sets for all methods of a comparison; the rest a method brings along, or they say
+# how it is computed.
+SHARED = (
+    "rounds",
+    "epochs",
+    "batch",
+    "model.",
+    "memory.",
+    "optim.",
+    "train.",
+    "eval.",
+    "engine.precision",
+)
 
 
 def command(run: Run) -> str:
@@ -40,7 +51,11 @@ def command(run: Run) -> str:
 def _options(config: Config) -> dict[str, Any] | None:
     """Dotted keys whose values make this configuration; None where there are none that do."""
     own = config.options()
-    given = {"data.path": own["data.path"]} if own["data.path"] is not None else {"benchmark": config.benchmark}
+    given = (
+        {"data.path": own["data.path"]}
+        if own["data.path"] is not None
+        else {"benchmark": config.benchmark}
+    )
     given["method"] = config.method
     try:
         default = configuration.load(None, given).options()
@@ -60,9 +75,13 @@ def _toml(value: Any) -> str:
 
 
 def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Options and versions in which runs differ: for each, the values and the runs that have them, the rarest first."""
+    """Options and versions in which runs differ: for each, the values and the runs that have them,
+    the rarest first."""
     own = [run.config.options() for run in group.runs]
-    found = {key: [value_text(each[key]) for each in own] for key in differing([run.config for run in group.runs])}
+    found = {
+        key: [value_text(each[key]) for each in own]
+        for key in differing([run.config for run in group.runs])
+    }
     for name in sorted({name for run in group.runs for name in run.versions}):
         found[f"{name} version"] = [run.versions.get(name, "-") for run in group.runs]
     apart = []
@@ -78,7 +97,11 @@ def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
 def common(group: Group) -> list[tuple[str, str]]:
     """The options and versions that all runs share."""
     apart = set(differing([run.config for run in group.runs]))
-    options = [(key, value_text(value)) for key, value in group.config.options().items() if key not in apart]
+    options = [
+        (key, value_text(value))
+        for key, value in group.config.options().items()
+        if key not in apart
+    ]
     versions = [
         (f"{name} version", version)
         for name, version in sorted(group.runs[0].versions.items())
@@ -88,5 +111,6 @@ def common(group: Group) -> list[tuple[str, str]]:
 
 
 def more_than_the_method(group: Group) -> list[str]:
-    """Shared options that are not the same for all runs: then a difference between runs may come from these."""
+    """Shared options that are not the same for all runs: then a difference between runs may come
+    from these."""
     return [key for key in differing([run.config for run in group.runs]) if key.startswith(SHARED)]

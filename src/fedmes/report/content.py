@@ -1,4 +1,5 @@
-"""The data that the page's script draws from, as plain lists and numbers rounded to what is printed."""
+"""The data that the page's script draws from, as plain lists and numbers rounded to what is
+printed."""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ from fedmes.results.metrics import Floats
 
 Json = dict[str, Any]
 LEARNED = "tasks learned"
-NAMES = {LEARNED: "after task", "rounds": "round", "samples a client may keep": "memory"}  # of one place on the x axis
+# of one place on the x axis
+NAMES = {LEARNED: "after task", "rounds": "round", "samples a client may keep": "memory"}
 FOCUS = 6  # lines in colour to begin with; the others are grey until asked for
 
 
-def group_content(group: Group, rows: Sequence[Row], packed: list[Json], album: Album | None) -> Json:
+def group_content(
+    group: Group, rows: Sequence[Row], packed: list[Json], album: Album | None
+) -> Json:
     """One group: its runs, figures, and clients."""
     found = clients.streams(group)
     names = clients.client_names(group, found)
@@ -33,7 +37,9 @@ def group_content(group: Group, rows: Sequence[Row], packed: list[Json], album: 
             {"label": run.label, "look": _look(look), "shown": run.label in order[:FOCUS]}
             for run, look in zip(group.runs, looks, strict=True)
         ],
-        "order": [place for label in order for place, run in enumerate(group.runs) if run.label == label],
+        "order": [
+            place for label in order for place, run in enumerate(group.runs) if run.label == label
+        ],
         "start": next((place for place, row in enumerate(rows) if not row.run.keeps_all_data), 0),
         "seeds": group.seeds,
         "tasks": group.config.tasks,
@@ -52,7 +58,10 @@ def group_content(group: Group, rows: Sequence[Row], packed: list[Json], album: 
 def _memories(run: Run, album: Album) -> list[list[str | None]]:
     """By seed and client: the key of the sheet of thumbnails."""
     return [
-        [album.add(Path(run.directory) / f"seed{seed}/client{k}") for k in range(run.config.clients)]
+        [
+            album.add(Path(run.directory) / f"seed{seed}/client{k}")
+            for k in range(run.config.clients)
+        ]
         for seed in run.config.seeds
     ]
 
@@ -87,14 +96,23 @@ def figures(group: Group, names: Sequence[str]) -> list[Json]:
 
 
 def _figure(name: str, kind: str, x: Iterable[Any], label: str, panels: Any) -> Json:
-    return {"id": name, "kind": kind, "x": list(x), "xLabel": label, "xName": NAMES.get(label, label), "panels": panels}
+    return {
+        "id": name,
+        "kind": kind,
+        "x": list(x),
+        "xLabel": label,
+        "xName": NAMES.get(label, label),
+        "panels": panels,
+    }
 
 
 def _scored(panels: Callable[[str], list[Json]]) -> Json:
     return {score: panels(score) for score in series.SCORES}
 
 
-def _curves(runs: Sequence[Run], measure: Callable[..., Curve], score: str, skip: int = 0) -> list[Json]:
+def _curves(
+    runs: Sequence[Run], measure: Callable[..., Curve], score: str, skip: int = 0
+) -> list[Json]:
     return [_curve(place, measure(run.result, score), skip) for place, run in enumerate(runs)]
 
 
@@ -111,7 +129,10 @@ def _range(place: int, run: Run, score: str) -> Json:
 def _multiples(runs: Sequence[Run], names: Sequence[str], score: str) -> list[Json]:
     curves = [series.client_curves(run.result, score) for run in runs]
     return [
-        {"title": f"client {name}", "series": [{"run": i, "y": _list(curve[k])} for i, curve in enumerate(curves)]}
+        {
+            "title": f"client {name}",
+            "series": [{"run": i, "y": _list(curve[k])} for i, curve in enumerate(curves)],
+        }
         for k, name in enumerate(names)
     ]
 
@@ -133,7 +154,10 @@ def _votes(runs: Sequence[Run], tasks: list[int]) -> Json | None:
     }
     if not found["oblivious"]:
         return None
-    panels = {score: [{"y": "added by the vote", "always": True, "series": each}] for score, each in found.items()}
+    panels = {
+        score: [{"y": "added by the vote", "always": True, "series": each}]
+        for score, each in found.items()
+    }
     return _figure("vote", "lines", tasks, LEARNED, panels)
 
 
@@ -146,7 +170,9 @@ def _rounds(group: Group) -> Json | None:
             if (curve := series.by_round(run.config, run.rounds, name)) is not None
         ]
         if curves:
-            panels.append({"title": title, "alone": True, "always": len(curves) <= FOCUS, "series": curves})
+            panels.append(
+                {"title": title, "alone": True, "always": len(curves) <= FOCUS, "series": curves}
+            )
     most = max(run.config.rounds * run.config.tasks for run in group.runs)
     rounds = {run.config.rounds for run in group.runs}
     figure = _figure("rounds", "lines", range(1, most + 1), "rounds", {"any": panels})
@@ -156,10 +182,14 @@ def _rounds(group: Group) -> Json | None:
 
 
 def _sweep(sweeps: dict[str, list[Run]]) -> Json:
-    sizes = sorted({series.memory_size(run.result) for members in sweeps.values() for run in members})
+    sizes = sorted(
+        {series.memory_size(run.result) for members in sweeps.values() for run in members}
+    )
     lines = {score: [_sweep_line(method, members, sizes, score) for method, members in sweeps.items()]
              for score in series.SCORES}  # fmt: skip
-    panels = {score: [{"y": "Acc_ALL", "always": True, "series": each}] for score, each in lines.items()}
+    panels = {
+        score: [{"y": "Acc_ALL", "always": True, "series": each}] for score, each in lines.items()
+    }
     return _figure("memory", "lines", sizes, "samples a client may keep", panels) | {"join": True}
 
 
@@ -187,7 +217,8 @@ def _list(values: Floats, any_size: bool = False) -> list[float | None]:
 
 
 def _number(value: float | None, any_size: bool = False) -> float | None:
-    """As it is printed: three digits, which do not begin at the point where a number may be of any size."""
+    """As it is printed: three digits, which do not begin at the point where a number may be of any
+    size."""
     if value is None or value != value:
         return None
     return float(f"{value:.3g}") if any_size and abs(value) < 1 else round(value, 3) + 0.0

@@ -1,7 +1,7 @@
 """Figures for a paper, with matplotlib: every function takes runs and returns a `Figure`.
 
-`gather.gather` reads runs from result directories; `Run.of(result)` makes one of a result at hand. This module and
-`canvas` import matplotlib, and nothing imports them before a figure is asked for.
+`gather.gather` reads runs from result directories; `Run.of(result)` makes one of a result at hand.
+This module and `canvas` import matplotlib, and nothing imports them before a figure is asked for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fedmes.report.verdict import judge
 
 
 def per_task(runs: Sequence[Run]) -> Figure:
-    """Accuracy and forgetting after each task: the mean over clients and seeds, and a band of one standard deviation
-    over seeds."""
+    """Accuracy and forgetting after each task: the mean over clients and seeds, and a band of one
+    standard deviation over seeds."""
     band = 0.15 if len(runs) <= 7 else 0.07  # many bands cover each other
     with canvas.sheet(2, 2, 5.2) as (figure, axes):
         for column, (score, title) in enumerate(TITLES.items()):
@@ -33,8 +33,11 @@ def per_task(runs: Sequence[Run]) -> Figure:
                 ax = axes[row, column]
                 for run, look in zip(runs, style.looks(runs), strict=True):
                     found = measure(run.result, score)
-                    x = np.arange(1, len(found.mean) + 1)[row:]  # nothing can be forgotten at the first task
-                    canvas.curve(ax, x, Curve(found.mean[row:], found.std[row:]), look, run.label, band=band)
+                    # nothing can be forgotten at the first task
+                    x = np.arange(1, len(found.mean) + 1)[row:]
+                    canvas.curve(
+                        ax, x, Curve(found.mean[row:], found.std[row:]), look, run.label, band=band
+                    )
                 ax.set_title(title if row == 0 else "")
                 canvas.whole_ticks(ax)
             axes[1, column].set_xlabel("tasks learned")
@@ -44,7 +47,9 @@ def per_task(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def per_client(runs: Sequence[Run], score: str = "oblivious", names: Sequence[str] | None = None) -> Figure:
+def per_client(
+    runs: Sequence[Run], score: str = "oblivious", names: Sequence[str] | None = None
+) -> Figure:
     """Accuracy of each client, and its range over the tasks; one panel a run."""
     columns = min(4, len(runs))
     lines = math.ceil(len(runs) / columns)
@@ -55,7 +60,13 @@ def per_client(runs: Sequence[Run], score: str = "oblivious", names: Sequence[st
             value, low, high = series.client_ranges(run.result, score)
             x = np.arange(len(value))
             ax.vlines(x, low, high, color=style.LIGHT[look.colour], linewidth=3, alpha=0.3)
-            ax.plot(x, value, linestyle="none", marker=style.MARKERS[look.marker], color=style.LIGHT[look.colour])
+            ax.plot(
+                x,
+                value,
+                linestyle="none",
+                marker=style.MARKERS[look.marker],
+                color=style.LIGHT[look.colour],
+            )
             ax.set_title(run.label)
             canvas.client_ticks(ax, len(value), names)
         canvas.blank(axes, len(runs))
@@ -64,8 +75,11 @@ def per_client(runs: Sequence[Run], score: str = "oblivious", names: Sequence[st
     return figure
 
 
-def accuracy_matrix(run: Run, client: int = 0, seed: int | None = None, name: str | None = None) -> Figure:
-    """Accuracy of a client on each task after each task. `seed` is a seed's place; left out: the mean over seeds."""
+def accuracy_matrix(
+    run: Run, client: int = 0, seed: int | None = None, name: str | None = None
+) -> Figure:
+    """Accuracy of a client on each task after each task. `seed` is a seed's place; left out: the
+    mean over seeds."""
     tasks = run.config.tasks
     with canvas.sheet(1, 2, min(1.2 + 0.42 * tasks, 4.2)) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
@@ -75,7 +89,9 @@ def accuracy_matrix(run: Run, client: int = 0, seed: int | None = None, name: st
                 for (t, i), value in np.ndenumerate(values):
                     if value == value:
                         ink = "white" if value > 0.78 else INK
-                        ax.text(i, t, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=ink)
+                        ax.text(
+                            i, t, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=ink
+                        )
             every = max(1, math.ceil(tasks / 10))
             ax.set_xticks(range(0, tasks, every), [str(i + 1) for i in range(0, tasks, every)])
             ax.set_yticks(range(0, tasks, every), [str(i + 1) for i in range(0, tasks, every)])
@@ -86,11 +102,15 @@ def accuracy_matrix(run: Run, client: int = 0, seed: int | None = None, name: st
         figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02).outline.set_visible(False)
         several = seed is None and len(run.config.seeds) > 1
         which = "mean over seeds" if several else f"seed {run.config.seeds[seed or 0]}"
-        figure.suptitle(f"{run.label}, client {name or client}, {which}", fontsize=9, x=0.01, ha="left")
+        figure.suptitle(
+            f"{run.label}, client {name or client}, {which}", fontsize=9, x=0.01, ha="left"
+        )
     return figure
 
 
-def small_multiples(runs: Sequence[Run], score: str = "oblivious", names: Sequence[str] | None = None) -> Figure:
+def small_multiples(
+    runs: Sequence[Run], score: str = "oblivious", names: Sequence[str] | None = None
+) -> Figure:
     """One panel a client: accuracy over its tasks so far, methods as lines."""
     clients = runs[0].config.clients
     columns = min(4 if clients > 10 else 5, clients)
@@ -111,7 +131,8 @@ def small_multiples(runs: Sequence[Run], score: str = "oblivious", names: Sequen
 
 
 def memory_sweep(runs: Sequence[Run]) -> Figure:
-    """Acc_ALL against the size of the memory, one line a method, hollow where clients have sizes of their own."""
+    """Acc_ALL against the size of the memory, one line a method, hollow where clients have sizes of
+    their own."""
     with canvas.sheet(1, 2, 2.8, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
             for method, members in memory_sweeps(runs).items():
@@ -134,7 +155,9 @@ def memory_sweep(runs: Sequence[Run]) -> Figure:
 
 def _against_memory(runs: Sequence[Run], score: str) -> tuple[list[float], Curve]:
     found = [run.metrics[score]["acc_all"] for run in runs]
-    mean, std = (np.array([canvas.number(each[part]) for each in found]) for part in ("mean", "std"))
+    mean, std = (
+        np.array([canvas.number(each[part]) for each in found]) for part in ("mean", "std")
+    )
     return [series.memory_size(run.result) for run in runs], Curve(mean, std)
 
 
@@ -146,9 +169,17 @@ def task_boxes(runs: Sequence[Run]) -> Figure:
             for place, i in enumerate(order):
                 low, first, middle, third, high = series.five_numbers(runs[i].result, score)
                 colour = style.LIGHT[looks[i].colour]
-                ax.hlines([place, place], [low, third], [first, high], color="#888888", linewidth=0.9)
+                ax.hlines(
+                    [place, place], [low, third], [first, high], color="#888888", linewidth=0.9
+                )
                 ax.barh(place, third - first, 0.55, first, color=colour, alpha=0.55, zorder=2)
-                ax.plot([middle, middle], [place - 0.275, place + 0.275], color=INK, linewidth=1.4, zorder=3)
+                ax.plot(
+                    [middle, middle],
+                    [place - 0.275, place + 0.275],
+                    color=INK,
+                    linewidth=1.4,
+                    zorder=3,
+                )
             ax.set(title=title, xlabel="accuracy after a task (Acc_Task)")
             ax.grid(visible=True, axis="x")
             ax.grid(visible=False, axis="y")
@@ -158,26 +189,42 @@ def task_boxes(runs: Sequence[Run]) -> Figure:
 
 
 def wall_clock(runs: Sequence[Run], score: str = "oblivious") -> Figure:
-    """Left: seconds of computing (measured) and of communication (modelled); right: what accuracy they buy."""
+    """Left: seconds of computing (measured) and of communication (modelled); right: what accuracy
+    they buy."""
     times = [series.wall_clock(run.result, run.rounds) for run in runs]
     order, looks = sorted(range(len(runs)), key=lambda i: sum(times[i])), style.looks(runs)
     with canvas.sheet(1, 2, max(2.8, 0.9 + 0.24 * len(runs))) as (figure, axes):
         bars, points = axes[0]
         compute, talk = np.array([times[i] for i in order]).T
-        bars.barh(range(len(order)), compute, height=0.6, color="#4a4d52", label="computing, measured")
-        bars.barh(range(len(order)), talk, left=compute, height=0.6, color="#c3c6ca", label="communication, modelled")
+        bars.barh(
+            range(len(order)), compute, height=0.6, color="#4a4d52", label="computing, measured"
+        )
+        bars.barh(
+            range(len(order)),
+            talk,
+            left=compute,
+            height=0.6,
+            color="#c3c6ca",
+            label="communication, modelled",
+        )
         bars.set_yticks(range(len(order)), [runs[i].label for i in order])
         bars.invert_yaxis()
         bars.grid(visible=False, axis="y")
         bars.grid(visible=True, axis="x")
         bars.set_xlabel("seconds of one training,\nclients in parallel")
-        bars.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, columnspacing=1, handlelength=1)
+        bars.legend(
+            loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, columnspacing=1, handlelength=1
+        )
         heights = [canvas.number(run.metrics[score]["acc_all"]["mean"]) for run in runs]
         for run, look, (own, wire), y in zip(runs, looks, times, heights, strict=True):
             colour, marker = style.LIGHT[look.colour], style.MARKERS[look.marker]
             points.plot([own, own + wire], [y, y], color=colour, linewidth=0.9, alpha=0.6)
-            points.plot(own, y, marker=marker, markerfacecolor="white", color=colour, linestyle="none")
-            points.plot(own + wire, y, marker=marker, color=colour, linestyle="none", label=run.label)
+            points.plot(
+                own, y, marker=marker, markerfacecolor="white", color=colour, linestyle="none"
+            )
+            points.plot(
+                own + wire, y, marker=marker, color=colour, linestyle="none", label=run.label
+            )
         points.set(
             xlabel="seconds, from computing alone (hollow)\nto computing and communication (filled)",
             ylabel=f"Acc_ALL, {TITLES[score]}",
@@ -188,8 +235,8 @@ def wall_clock(runs: Sequence[Run], score: str = "oblivious") -> Figure:
 
 
 def over_rounds(runs: Sequence[Run]) -> Figure | None:
-    """Share of rule-2 steps, lambda, distance to the received model and what else methods report, over a client's
-    rounds."""
+    """Share of rule-2 steps, lambda, distance to the received model and what else methods report,
+    over a client's rounds."""
     quantities = series.quantities(run.rounds for run in runs)
     curves = {
         name: [(place, curve) for place, run in enumerate(runs)
@@ -210,7 +257,9 @@ def over_rounds(runs: Sequence[Run]) -> Figure | None:
                     ax.axvline(task * config.rounds + 0.5, color=FAINT, linewidth=0.8, zorder=0)
             ax.set_title(quantities[name])
             canvas.whole_ticks(ax)
-        axes[-1, 0].set_xlabel("rounds" + (", a line where a task begins" if config.tasks <= 12 else ""))
+        axes[-1, 0].set_xlabel(
+            "rounds" + (", a line where a task begins" if config.tasks <= 12 else "")
+        )
         there = {place for found in curves.values() for place, _ in found}
         canvas.legend(figure, runs, [place for place in canvas.by_score(runs) if place in there])
     return figure
@@ -227,7 +276,9 @@ def vote_gain(runs: Sequence[Run]) -> Figure | None:
             for run in voting:
                 curve = series.vote_by_task(run.result, score)
                 assert curve is not None
-                canvas.curve(ax, np.arange(1, len(curve.mean) + 1), curve, looks[run.label], run.label)
+                canvas.curve(
+                    ax, np.arange(1, len(curve.mean) + 1), curve, looks[run.label], run.label
+                )
             ax.axhline(0, color="#888888", linewidth=0.8, zorder=1)
             ax.set(title=title, xlabel="tasks learned")
             canvas.whole_ticks(ax)
@@ -261,6 +312,9 @@ def save(figure: Figure, folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     with matplotlib.rc_context(canvas.SETTINGS):
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        for kind, metadata in (
+            ("png", {"Software": None}),
+            ("svg", {"Date": None, "Creator": None}),
+        ):
             with whole(folder / f"{name}.{kind}") as part:
                 figure.savefig(part, format=kind, metadata=metadata)

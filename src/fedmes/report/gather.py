@@ -32,7 +32,8 @@ HOW = ("engine.", "device", "output.", "comm.", "checkpoint.")  # how a run was 
 
 @dataclass(frozen=True)
 class Run:
-    """A result, what it is called in this report, and the columns of its `rounds.csv` as numbers."""
+    """A result, what it is called in this report, and the columns of its `rounds.csv` as
+    numbers."""
 
     label: str
     result: Result  # without its rounds: as text they are a hundred times larger
@@ -41,9 +42,20 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
-    def of(result: Result, label: str = "", directory: str = "", versions: Mapping[str, str] | None = None) -> Run:
+    def of(
+        result: Result,
+        label: str = "",
+        directory: str = "",
+        versions: Mapping[str, str] | None = None,
+    ) -> Run:
         rounds = series.round_table(result)
-        return Run(label or result.config.method_name, replace(result, rounds=[]), rounds, directory, versions or {})
+        return Run(
+            label or result.config.method_name,
+            replace(result, rounds=[]),
+            rounds,
+            directory,
+            versions or {},
+        )
 
     @property
     def config(self) -> Config:
@@ -67,7 +79,9 @@ class Run:
     def keeps_all_data(self) -> bool:
         """Such a run says what would be possible; it does not compete."""
         config = self.config
-        return config.method == "joint" or (config.method == "knn-per" and config.knnper.store == "all")
+        return config.method == "joint" or (
+            config.method == "knn-per" and config.knnper.store == "all"
+        )
 
 
 @dataclass(frozen=True)
@@ -96,14 +110,21 @@ class LeftOut:
 
 
 def gather(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
-    """The groups of all finished runs in and under these directories, and what could not be used."""
+    """The groups of all finished runs in and under these directories, and what could not be
+    used."""
     groups: dict[str, list[Run]] = {}
     left_out: list[LeftOut] = []
     met: set[Path] = set()
     for path in paths:
         found = list(_find(path, DEPTH))
         if not found:
-            there = "holds no run" if path.is_dir() else "is not a directory" if path.exists() else "does not exist"
+            there = (
+                "holds no run"
+                if path.is_dir()
+                else "is not a directory"
+                if path.exists()
+                else "does not exist"
+            )
             left_out.append(LeftOut(str(path), there))
         for directory in found:
             if directory.resolve() in met:
@@ -136,19 +157,24 @@ def _open(directory: Path) -> Run:
     if not (directory / "result.json").is_file():
         raise UserError("unfinished: there is no result.json, which is written last")
     try:
-        versions = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")).get("versions", {})
+        versions = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")).get(
+            "versions", {}
+        )
         versions = {str(name): str(version) for name, version in versions.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"broken: config.toml cannot be read ({_one_line(error)})") from None
     made_by = versions.get("fedmes", "source")
     if made_by != "source" and made_by.split(".")[:2] != __version__.split(".")[:2]:
-        raise UserError(f"made by fedmes {made_by}, this is {__version__}: report it with that version, or run it anew")
+        raise UserError(
+            f"made by fedmes {made_by}, this is {__version__}: report it with that version, or run it anew"
+        )
     try:
         run = Run.of(run_dir.load(directory), directory=str(directory), versions=versions)
         _check(run, json.loads((directory / "result.json").read_bytes()))
     except UserError as error:
         raise UserError(f"broken: {_one_line(error).removeprefix(f'{directory}: ')}") from None
-    except Exception as error:  # whatever damaged files make numpy, zipfile, zlib, csv or json raise
+    except Exception as error:
+        # whatever damaged files make numpy, zipfile, zlib, csv or json raise
         raise UserError(f"broken: {type(error).__name__}: {_one_line(error)}") from None
     return run
 
@@ -172,13 +198,17 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
     if not all(math.isfinite(number) for number in (*result.seconds.values(), share)):
         raise UserError("result.json: communication or seconds are not whole")
     if not series.fits(config, run.rounds):
-        raise UserError("rounds.csv: a row of a seed, task, round or client that this run does not have")
+        raise UserError(
+            "rounds.csv: a row of a seed, task, round or client that this run does not have"
+        )
 
 
 def title_of(config: Config) -> str:
     """What runs of a group share."""
     seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
-    name = config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
+    name = (
+        config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
+    )
     told = " · told: whole block" if config.eval.told == "block" else ""
     return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}{told}"
 
@@ -194,11 +224,17 @@ def _equal(one: Any, two: Any) -> bool:
 
 
 def _same_question(result: Result) -> str:
-    """Equal for runs that saw the same samples (a split lists rows of a data set, so that has to be the same too) and
-    whose clients, told the task, choose among the same classes."""
+    """Equal for runs that saw the same samples (a split lists rows of a data set, so that has to be
+    the same too) and whose clients, told the task, choose among the same classes."""
     config = result.config
     made_up = config.synthetic.model_dump() if config.benchmark == "synthetic" else None
-    samples = [config.benchmark, result.split_sha256, config.seeds, config.data.model_dump(), made_up]
+    samples = [
+        config.benchmark,
+        result.split_sha256,
+        config.seeds,
+        config.data.model_dump(),
+        made_up,
+    ]
     return json.dumps([samples, config.eval.told])
 
 
@@ -206,7 +242,9 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
     """A run is called by its method and, among several of one method, by what sets it apart."""
     labels = []
     for run in runs:
-        apart = differing([other.config for other in runs if other.config.method == run.config.method])
+        apart = differing(
+            [other.config for other in runs if other.config.method == run.config.method]
+        )
         own = decisive(run.config)
         parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if key in own]
         labels.append(" ".join([run.config.method_name, *parts[:3]]))
@@ -221,14 +259,20 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
 def _natural(label: str) -> list[tuple[int, float, str]]:
     """So that 5 comes before 10."""
     parts = re.split(r"(\d+(?:\.\d+)?)", label)
-    return [(1, float(part), "") if place % 2 else (0, 0.0, part) for place, part in enumerate(parts)]
+    return [
+        (1, float(part), "") if place % 2 else (0, 0.0, part) for place, part in enumerate(parts)
+    ]
 
 
 def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """By method: runs that differ in their memory alone, from small to large."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {key: value for key, value in decisive(run.config).items() if not key.startswith("memory.")}
+        rest = {
+            key: value
+            for key, value in decisive(run.config).items()
+            if not key.startswith("memory.")
+        }
         alike.setdefault(json.dumps(rest), []).append(run)
     found: dict[str, list[Run]] = {}
     for members in alike.values():
@@ -255,9 +299,11 @@ def decisive(config: Config) -> dict[str, Any]:
 
 
 def of_another_method(method: str, key: str) -> bool:
-    """What only another method asks for, `ditto.lam` in a run of FedAvg: its default may have changed since. A method
-    of the user's own may ask for anything."""
-    return method in METHODS and key.partition(".")[0] in {name.replace("-", "") for name in METHODS if name != method}
+    """What only another method asks for, `ditto.lam` in a run of FedAvg: its default may have
+    changed since. A method of the user's own may ask for anything."""
+    return method in METHODS and key.partition(".")[0] in {
+        name.replace("-", "") for name in METHODS if name != method
+    }
 
 
 def value_text(value: Any) -> str:
@@ -270,7 +316,13 @@ def value_text(value: Any) -> str:
 
 
 def _short(key: str) -> str:
-    return "memory" if key == "memory.size" else "model" if key == "model.name" else key.rpartition(".")[2]
+    return (
+        "memory"
+        if key == "memory.size"
+        else "model"
+        if key == "model.name"
+        else key.rpartition(".")[2]
+    )
 
 
 def _one_line(error: Exception) -> str:

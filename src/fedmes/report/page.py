@@ -1,4 +1,5 @@
-"""The HTML page: one file with everything in it. All that comes from result directories is escaped."""
+"""The HTML page: one file with everything in it. All that comes from result directories is
+escaped."""
 
 from __future__ import annotations
 
@@ -80,8 +81,15 @@ def embedded(data: Any) -> str:
 def _navigation(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Places of the page, and what the links to them are called."""
     if len(groups) > 1:
-        return [(f"g{i}", f"{i + 1}. {group.config.benchmark}") for i, group in enumerate(groups[:6])]
-    return [("g0-table", "Results"), ("g0-figures", "Figures"), ("g0-clients", "Clients"), ("g0-config", "Setup")]
+        return [
+            (f"g{i}", f"{i + 1}. {group.config.benchmark}") for i, group in enumerate(groups[:6])
+        ]
+    return [
+        ("g0-table", "Results"),
+        ("g0-figures", "Figures"),
+        ("g0-clients", "Clients"),
+        ("g0-config", "Setup"),
+    ]
 
 
 def _palette() -> str:

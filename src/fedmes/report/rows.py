@@ -34,7 +34,9 @@ class Row:
 
 def rows_of(group: Group) -> list[Row]:
     """By oblivious Acc_ALL, the best first; what has none comes last."""
-    rows = [Row(run, suffix, *about) for run in group.runs for suffix, about in variants(run).items()]
+    rows = [
+        Row(run, suffix, *about) for run in group.runs for suffix, about in variants(run).items()
+    ]
     return sorted(rows, key=lambda row: _high_first(row.value("oblivious", "acc_all")[0]))
 
 
@@ -43,7 +45,8 @@ def _high_first(mean: float | None) -> float:
 
 
 def best(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
-    """The best printed number of each column among rows that compete; none where there is no other."""
+    """The best printed number of each column among rows that compete; none where there is no
+    other."""
     found = {}
     for score in SCORES:
         for key in NUMBERS:
@@ -61,7 +64,13 @@ def as_csv(groups: Sequence[Group]) -> str:
     columns = [(score, key) for score in SCORES for key in NUMBERS]
     heads = [f"{score}_{key}_{part}" for score, key in columns for part in ("mean", "std")]
     about = ["benchmark", "split_sha256", "seeds", "told", "run", "method", "predicts", "directory"]
-    costs = ["up_bytes", "down_bytes", "seconds_train", "seconds_total", "seconds_communication_modelled"]
+    costs = [
+        "up_bytes",
+        "down_bytes",
+        "seconds_train",
+        "seconds_total",
+        "seconds_communication_modelled",
+    ]
     writer.writerow([*about, *heads, *costs])
     for group in groups:
         for row in rows_of(group):

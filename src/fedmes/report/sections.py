@@ -1,4 +1,5 @@
-"""What the parts of the page say that are complete without a script: the answer, the table, captions, the setup.
+"""What the parts of the page say that are complete without a script: the answer, the table,
+captions, the setup.
 
 Templates lay it out (templates/group.html); here are the words and numbers."""
 
@@ -18,7 +19,10 @@ from fedmes.results.run_dir import Result
 BOTH = {"oblivious": "No task id (oblivious)", "masked": "Task id given (masked)"}
 
 FIGURES = {
-    "accuracy": ("Accuracy after each task", "Over all tasks so far; the mean over clients and seeds."),
+    "accuracy": (
+        "Accuracy after each task",
+        "Over all tasks so far; the mean over clients and seeds.",
+    ),
     "forgetting": (
         "Forgetting after each task",
         "How far earlier tasks have fallen from their best, on average; lower is better.",
@@ -77,7 +81,11 @@ def group_section(
         "differences": differences,
         "values_that_differ": sum(len(owners) for _, owners in differences),
         "commands": [_words(commands.command(run)) for run in group.runs],
-        "notes": [f"{run.label}: {note}" for run in group.runs for note in _notes(run.result, run.left_out)],
+        "notes": [
+            f"{run.label}: {note}"
+            for run in group.runs
+            for note in _notes(run.result, run.left_out)
+        ],
         "common": commands.common(group),
         "directories": [(run.label, run.directory) for run in group.runs],
     }
@@ -90,7 +98,9 @@ def _answer(title: str, verdict: Verdict) -> dict[str, Any]:
 def _how_compared(group: Group) -> str:
     if len(group.runs) == 1:
         return ""
-    told = ["All runs here have the same splits and the same seeds, so they are compared seed by seed."]
+    told = [
+        "All runs here have the same splits and the same seeds, so they are compared seed by seed."
+    ]
     if len(group.seeds) > 1:
         told.append(
             "To win is to be ahead by more than chance: of two equal methods, one would win in 5 % of comparisons."
@@ -126,7 +136,10 @@ def _heads() -> list[dict[str, Any]]:
 
 
 def _table_row(
-    group: Group, row: Row, winners: Mapping[tuple[str, str], str], scales: Mapping[str, tuple[float, float]]
+    group: Group,
+    row: Row,
+    winners: Mapping[tuple[str, str], str],
+    scales: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
     run, result = row.run, row.run.result
     more = "keeps all data" if run.keeps_all_data else ""
@@ -136,8 +149,14 @@ def _table_row(
         "name": row.label,
         "label": run.label,
         "more": row.predicts if row.suffix else more,
-        "numbers": [[_cell(group, row, winners, score, key) for score in SCORES] for key in NUMBERS],
-        "strips": [_strip(row, score, scales[score]) for score in SCORES if row.value(score, "acc_all")[0] is not None],
+        "numbers": [
+            [_cell(group, row, winners, score, key) for score in SCORES] for key in NUMBERS
+        ],
+        "strips": [
+            _strip(row, score, scales[score])
+            for score in SCORES
+            if row.value(score, "acc_all")[0] is not None
+        ],
         "costs": [("", "") if row.suffix else (f"{cost:,.1f}", repr(cost)) for cost in costs],
     }
 
@@ -163,7 +182,11 @@ def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
 
 
 def _seeds(row: Row, score: str) -> list[float]:
-    return [value for value in series.seed_values(row.run.result, score, row.suffix).tolist() if value == value]
+    return [
+        value
+        for value in series.seed_values(row.run.result, score, row.suffix).tolist()
+        if value == value
+    ]
 
 
 def _strip(row: Row, score: str, scale: tuple[float, float]) -> dict[str, Any]:
@@ -185,7 +208,9 @@ def _figures(group: Group, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     for figure in content["figures"]:
         title, note = FIGURES[figure["id"]]
         scored = "any" not in figure["panels"]
-        frames.append({"id": figure["id"], "title": title, "note": note.format(mbps=mbps), "scored": scored})
+        frames.append(
+            {"id": figure["id"], "title": title, "note": note.format(mbps=mbps), "scored": scored}
+        )
     return frames
 
 

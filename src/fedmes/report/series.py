@@ -47,7 +47,9 @@ def vote_by_task(result: Result, score: str) -> Curve | None:
     if f"{name}_nolip" not in result.accuracy:
         return None
     voted = metrics.accuracy_after(result.accuracy[name])
-    return _over_seeds(mean(voted, 1) - mean(metrics.accuracy_after(result.accuracy[f"{name}_nolip"]), 1))
+    return _over_seeds(
+        mean(voted, 1) - mean(metrics.accuracy_after(result.accuracy[f"{name}_nolip"]), 1)
+    )
 
 
 def seed_values(result: Result, score: str, suffix: str = "") -> Floats:
@@ -79,7 +81,9 @@ def five_numbers(result: Result, score: str) -> Floats:
     """Acc_Task over tasks: lowest, lower quartile, median, upper quartile, highest."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return np.asarray(np.nanquantile(accuracy_by_task(result, score).mean, [0, 0.25, 0.5, 0.75, 1]))
+        return np.asarray(
+            np.nanquantile(accuracy_by_task(result, score).mean, [0, 0.25, 0.5, 0.75, 1])
+        )
 
 
 def matrix(result: Result, name: str, client: int, seed: int | None = None) -> Floats:
@@ -90,7 +94,12 @@ def matrix(result: Result, name: str, client: int, seed: int | None = None) -> F
 
 def round_table(result: Result) -> dict[str, Floats]:
     """The columns of `rounds.csv` as numbers; NaN where a cell is empty or infinite."""
-    own = dict.fromkeys(name for row in result.rounds for name in row if name is not None and name not in ROUND_COLUMNS)
+    own = dict.fromkeys(
+        name
+        for row in result.rounds
+        for name in row
+        if name is not None and name not in ROUND_COLUMNS
+    )
     names = (*PLACE, "seconds", "left_out", *ROUND_QUANTITIES, *own)
     return {name: np.array([_number(row.get(name)) for row in result.rounds]) for name in names}
 
@@ -101,7 +110,8 @@ def _number(cell: Any) -> float:
 
 
 def quantities(tables: Iterable[Rounds]) -> dict[str, str]:
-    """What these tables tell of the training, by column: what we know, and what methods of users' own report."""
+    """What these tables tell of the training, by column: what we know, and what methods of users'
+    own report."""
     own = (name for rounds in tables for name in rounds if name not in ROUND_COLUMNS)
     return ROUND_QUANTITIES | {name: name for name in own}
 
@@ -114,8 +124,8 @@ def fits(config: Config, rounds: Rounds) -> bool:
 
 
 def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
-    """A quantity of `rounds.csv` over a client's own rounds: the mean over clients, then over seeds. None where a
-    method has no such quantity."""
+    """A quantity of `rounds.csv` over a client's own rounds: the mean over clients, then over
+    seeds. None where a method has no such quantity."""
     if name not in rounds:
         return None
     cells = np.full((len(config.seeds), config.clients, config.tasks * config.rounds), np.nan)
@@ -125,8 +135,8 @@ def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
 
 
 def wall_clock(result: Result, rounds: Rounds) -> tuple[float, float]:
-    """Seconds of one training: computing (measured; a round is as long as its slowest client), and communication
-    (modelled). Results of old have the first in `rounds.csv` only."""
+    """Seconds of one training: computing (measured; a round is as long as its slowest client), and
+    communication (modelled). Results of old have the first in `rounds.csv` only."""
     config = result.config
     if "slowest_client" in result.seconds:
         return result.seconds["slowest_client"], float(result.seconds["communication_modelled"])

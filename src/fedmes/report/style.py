@@ -1,8 +1,9 @@
-"""How a run looks in every figure: a colour, a line style and a marker, so that no reader depends on colour alone.
+"""How a run looks in every figure: a colour, a line style and a marker, so that no reader depends
+on colour alone.
 
-A method of this package has the same look in every report, and relatives share a colour (fedavg and fedprox, flwf and
-flwf-2t, ...). The colours stay apart under the three kinds of colour blindness and keep a contrast of 3:1 to the
-background, light and dark; a test measures both.
+A method of this package has the same look in every report, and relatives share a colour (fedavg and
+fedprox, flwf and flwf-2t, ...). The colours stay apart under the three kinds of colour blindness
+and keep a contrast of 3:1 to the background, light and dark; a test measures both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from fedmes.report.gather import Run
 LIGHT = ("#0a3a94", "#e07105", "#4c8a50", "#c865a4", "#554d55", "#3c93e9", "#7a5200", "#6b1418")
 DARK = ("#3f9ff5", "#dd9844", "#63e6a5", "#a878b8", "#9aa9a2", "#def6ff", "#fbe04c", "#c95a53")
 DASHES: Any = ("solid", "dashed", "dotted")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # matplotlib's names; charts.js has the same in this order
+# matplotlib's names; charts.js has the same in this order
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,11 @@ KNOWN = {
 def looks(runs: Sequence[Run]) -> list[Look]:
     """One look a run; runs that are not known by their method take those that are still free."""
     taken = {KNOWN[run.label] for run in runs if run.label in KNOWN}
-    order = [Look(c, d, (c + 3 * d) % len(MARKERS)) for d in range(len(DASHES)) for c in range(len(LIGHT))]
+    order = [
+        Look(c, d, (c + 3 * d) % len(MARKERS))
+        for d in range(len(DASHES))
+        for c in range(len(LIGHT))
+    ]
     used = {(look.colour, look.dash) for look in taken}
     free = [look for look in order if (look.colour, look.dash) not in used] or order
     found, next_free = [], 0

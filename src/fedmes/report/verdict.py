@@ -1,8 +1,8 @@
 """Who wins, in plain words.
 
-Runs of a group share splits and initial weights seed by seed, so two of them are compared seed by seed. One wins where
-the mean of the differences is more than chance: where its interval (paired t, 95 %) is above zero in all printed
-digits. Otherwise it is ahead in so many of the seeds.
+Runs of a group share splits and initial weights seed by seed, so two of them are compared seed by
+seed. One wins where the mean of the differences is more than chance: where its interval (paired t,
+95 %) is above zero in all printed digits. Otherwise it is ahead in so many of the seeds.
 """
 
 from __future__ import annotations
@@ -50,12 +50,19 @@ def judge(runs: Sequence[Run], score: str) -> Verdict:
 def _compare(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
     said = SAID[score]
     if not rivals:
-        return Verdict("none", (), "Nothing to rank", f"{said}: no run that competes has an accuracy.")
+        return Verdict(
+            "none", (), "Nothing to rank", f"{said}: no run that competes has an accuracy."
+        )
     (best, values), mean = rivals[0], _mean(rivals[0][1])
     reaches = f"{said}, {best.label} reaches an accuracy of {three(mean)} (Acc_ALL)"
     if len(rivals) == 1:
         headline = f"{best.label} reaches {three(mean)}"
-        return Verdict("single", (best.label,), headline, f"{reaches}; there is nothing else to compare it with.")
+        return Verdict(
+            "single",
+            (best.label,),
+            headline,
+            f"{reaches}; there is nothing else to compare it with.",
+        )
     level = [run.label for run, other in rivals if _prints_equal(mean, _mean(other))]
     if len(level) > 1:
         text = f"{said}, {_list(level)} are equal in all printed digits: {three(mean)} (Acc_ALL)."
@@ -72,7 +79,9 @@ def _compare(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
     text += f" It is ahead {duel.where}; the 95 % interval of the mean difference is {low} to {high} (paired t)"
     if duel.wins:
         text += ": more than chance."
-        return Verdict("wins", (best.label,), f"{best.label} wins, {three(lead)} ahead of {second.label}", text)
+        return Verdict(
+            "wins", (best.label,), f"{best.label} wins, {three(lead)} ahead of {second.label}", text
+        )
     return Verdict("open", (best.label,), headline, text + ", so the order of the two is open.")
 
 
@@ -101,7 +110,9 @@ class Duel:
 
     @property
     def where(self) -> str:
-        return "on one seed" if self.seeds < 2 else f"in {self.ahead} of {count(self.seeds, 'seed')}"
+        return (
+            "on one seed" if self.seeds < 2 else f"in {self.ahead} of {count(self.seeds, 'seed')}"
+        )
 
 
 def standing(ours: np.ndarray, theirs: np.ndarray, what: str) -> str:
@@ -113,14 +124,18 @@ def standing(ours: np.ndarray, theirs: np.ndarray, what: str) -> str:
 
 
 def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[tuple[str, str]]:
-    """What else a reader wants to know at once, all of it without a task id unless said: (heading, sentence). `names`
-    are the clients'."""
+    """What else a reader wants to know at once, all of it without a task id unless said: (heading,
+    sentence). `names` are the clients'."""
     found = []
-    rates = [(run.metrics["oblivious"]["fr"]["mean"], run) for run in runs if not run.keeps_all_data]
+    rates = [
+        (run.metrics["oblivious"]["fr"]["mean"], run) for run in runs if not run.keeps_all_data
+    ]
     known = [(rate, run.label) for rate, run in rates if rate is not None]
     if known:
         rate, label = min(known)
-        found.append(("Forgets least", f"{label}: earlier tasks fall {three(rate)} from their best (FR)."))
+        found.append(
+            ("Forgets least", f"{label}: earlier tasks fall {three(rate)} from their best (FR).")
+        )
     if verdict.leaders:
         best = next(run for run in runs if run.label == verdict.leaders[0])
         each = series.client_ranges(best.result, "oblivious")[0]
@@ -135,10 +150,13 @@ def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[t
             both = [
                 with_vote[score]["acc_all"]["mean"] - alone[score]["acc_all"]["mean"]
                 for score in ("oblivious", "masked")
-                if None not in (with_vote[score]["acc_all"]["mean"], alone[score]["acc_all"]["mean"])
+                if None
+                not in (with_vote[score]["acc_all"]["mean"], alone[score]["acc_all"]["mean"])
             ]
             if len(both) == 2:
-                votes.append((both[0], f"{run.label} {signed(both[0])}, with a task id {signed(both[1])}"))
+                votes.append(
+                    (both[0], f"{run.label} {signed(both[0])}, with a task id {signed(both[1])}")
+                )
     if votes:
         best_votes = [text for _, text in sorted(votes, key=lambda vote: -vote[0])[:2]]
         found.append(("The memory's vote adds", "; ".join(best_votes) + "."))

@@ -1,9 +1,11 @@
-"""Where a run stands, on disk, so that it can go on after anything: `checkpoint/round-N.safetensors`, `.json` (what is
-no tensor) and `.sha256` (the checksums of both, as sha256sum writes them).
+"""Where a run stands, on disk, so that it can go on after anything:
+`checkpoint/round-N.safetensors`, `.json` (what is no tensor) and `.sha256` (the checksums of both,
+as sha256sum writes them).
 
-A checkpoint counts once its checksums are there, and these are written last; every file appears whole or not at all.
-Two generations are kept: if one is damaged, the one before it is used. A finished run keeps the last one, from which
-`fedmes extend` goes on; its tensors are the same bytes whenever the run is the same.
+A checkpoint counts once its checksums are there, and these are written last; every file appears
+whole or not at all. Two generations are kept: if one is damaged, the one before it is used. A
+finished run keeps the last one, from which `fedmes extend` goes on; its tensors are the same bytes
+whenever the run is the same.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
     content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        sums = [_write(path, dump(content)), _write(path.with_suffix(".json"), json.dumps(about).encode())]
+        sums = [
+            _write(path, dump(content)),
+            _write(path.with_suffix(".json"), json.dumps(about).encode()),
+        ]
         _write(path.with_suffix(".sha256"), "".join(sums).encode())
         sync(folder)  # only now may an older one go
     except OSError as error:
@@ -51,7 +56,8 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
 
 
 def keep(run: Path, generations: int) -> None:
-    """Remove all but the newest ones, checksums first: without them a checkpoint no longer counts."""
+    """Remove all but the newest ones, checksums first: without them a checkpoint no longer
+    counts."""
     folder = run / FOLDER
     kept = {f"round-{number:06d}" for number in _rounds(folder)[-generations:] if generations}
     for path in sorted(folder.glob("round-*"), key=lambda path: path.suffix != ".sha256"):
@@ -67,11 +73,18 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
         try:
             files = path, path.with_suffix(".json")
             tensors, about = (file.read_bytes() for file in files)
-            if _sum(files[0].name, tensors) + _sum(files[1].name, about) != path.with_suffix(".sha256").read_text():
+            if (
+                _sum(files[0].name, tensors) + _sum(files[1].name, about)
+                != path.with_suffix(".sha256").read_text()
+            ):
                 raise ValueError("its checksums do not fit")
             return load(tensors), json.loads(about)
         except (OSError, ValueError, RecursionError, SafetensorError) as error:
-            warnings.warn(f"{path}: damaged ({error}); the checkpoint before it is used", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{path}: damaged ({error}); the checkpoint before it is used",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return None
 
 
@@ -97,7 +110,8 @@ def clear(run: Path) -> None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """One process a directory. The system lets go of the lock of a process that has died, however it died."""
+    """One process a directory. The system lets go of the lock of a process that has died, however
+    it died."""
     with (run / ".lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,10 +2,10 @@
 
 | file | holds |
 |---|---|
-| `model.safetensors` | the module's parameters, the entries `w.*` of what `ready` returned |
+| `model.safetensors` | the module's parameters, the entries `w.*` of what `build_predictor` returned |
 | `memory.npz` | the client's memory: raw samples `x`, labels `y`, task positions `task`, and `source` for mixed data |
 | `voters.npz` | the same of the samples that vote, where those are not the memory (`knn.memory=before`) |
-| `predictor.npz` | what else `ready` returned; entries `store.*` are made again from the samples |
+| `predictor.npz` | what else `build_predictor` returned; entries `store.*` are made again from the samples |
 | `client.json` | everything else, as `About` says |
 
 Reading runs no code, and checks sizes before anything of that size is made.
@@ -47,7 +47,8 @@ Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(mi
 
 
 class Statistics(BaseModel):
-    """By channel; where several data sets were normalised each by itself, by data set and channel."""
+    """By channel; where several data sets were normalised each by itself, by data set and
+    channel."""
 
     mean: Numbers | list[Numbers]
     std: Numbers | list[Numbers]
@@ -63,17 +64,20 @@ class About(BaseModel):
     benchmark: str
     method: str
     model: dict[str, Any]
-    shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]  # what the network sees: [C, H, W] or [D]
+    # what the network sees: [C, H, W] or [D]
+    shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]
     class_names: Annotated[list[str], Field(min_length=1)]
     seen: list[Count]  # class ids that the client has met: what is chosen among
     blocks: list[list[Count]]  # class ids of each task
-    classes: list[list[Count]] | None = None  # and those of them that the client has; None in files of old
+    # and those of them that the client has; None in files of old
+    classes: list[list[Count]] | None = None
     tasks_learned: Count
     learned: list[Count] | None = None  # which these are; None in files of old: all up to the last
     position: Count  # the task learned last, from 0
     memory_size: Count
     normalisation: Statistics | None  # None: samples are float or whole numbers, taken as they are
-    frozen_sha256: str | None = None  # of what in the module was not trained, and is not stored here either
+    # of what in the module was not trained, and is not stored here either
+    frozen_sha256: str | None = None
     knn: dict[str, Any] | None = None  # only where a memory votes
     config: dict[str, Any]
 
@@ -83,17 +87,27 @@ class About(BaseModel):
         if len(set(self.class_names)) < classes:
             raise ValueError("class_names: a name is there twice")
         if len(self.shape) == 2 or math.prod(self.shape) > SAMPLE_LIMIT:
-            raise ValueError(f"shape: {self.shape} is no [C, H, W] or [D] of at most {SAMPLE_LIMIT} values")
+            raise ValueError(
+                f"shape: {self.shape} is no [C, H, W] or [D] of at most {SAMPLE_LIMIT} values"
+            )
         if len(self.blocks) * classes > BLOCKS_LIMIT:
             raise ValueError("blocks: too many tasks and classes")
         if self.classes is not None and len(self.classes) != len(self.blocks):
-            raise ValueError(f"classes: of {len(self.classes)} tasks, blocks are of {len(self.blocks)}")
-        if any(label >= classes for labels in (self.seen, *self.blocks, *(self.classes or ())) for label in labels):
+            raise ValueError(
+                f"classes: of {len(self.classes)} tasks, blocks are of {len(self.blocks)}"
+            )
+        if any(
+            label >= classes
+            for labels in (self.seen, *self.blocks, *(self.classes or ()))
+            for label in labels
+        ):
             raise ValueError(f"seen, blocks and classes: class ids are below {classes}")
         if self.position >= len(self.blocks):
             raise ValueError(f"position: {self.position} with {len(self.blocks)} tasks")
         if any(task > self.position for task in self.learned or ()):
-            raise ValueError(f"learned: {self.learned}, where the last task learned is {self.position}")
+            raise ValueError(
+                f"learned: {self.learned}, where the last task learned is {self.position}"
+            )
         return self
 
     def statistics(self) -> Normalisation | None:
@@ -105,7 +119,11 @@ class About(BaseModel):
         ]
         mean, std = (tuple(tuple(source) for source in values) for values in rows)
         channels = {self.shape[0]}
-        if {len(v) for v in mean + std} != channels or len(mean) != len(std) or min(min(v) for v in std) <= 0:
+        if (
+            {len(v) for v in mean + std} != channels
+            or len(mean) != len(std)
+            or min(min(v) for v in std) <= 0
+        ):
             raise ValueError(f"normalisation: does not fit samples of {self.shape[0]} channels")
         return Normalisation(mean, std)
 
@@ -123,7 +141,7 @@ class Stored:
     tasks: Ints  # the task of each of them
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def save_model(path: Path, entries: Tensors) -> None:
@@ -138,25 +156,29 @@ def save_client(
     dataset: Dataset,
     normalisation: Normalisation | None,
     plan: Plan,
-    ready: Tensors,
+    predictor: Tensors,
     *,
     frozen_sha256: str | None = None,
     position: int | None = None,
 ) -> None:
-    """`frozen_sha256`: of the network (`Net`); `position`: the task that was learned last; left out: the last one there
-    is. Each file appears whole or not at all, `client.json` last."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what a client remembers is its own business
+    """`frozen_sha256`: of the network (`Net`); `position`: the task that was learned last; left
+    out: the last one there is. Each file appears whole or not at all, `client.json` last."""
+    # what a client remembers is its own business
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     last = plan.tasks - 1 if position is None else position
     learned = [p for p in range(last + 1) if plan.trained[p]]
     last = learned[-1] if learned else 0
-    beside = {name: t for name, t in ready.items() if not name.startswith(("w.", "store."))}
+    beside = {name: t for name, t in predictor.items() if not name.startswith(("w.", "store."))}
 
-    save_model(directory / "model.safetensors", ready)
+    save_model(directory / "model.safetensors", predictor)
     _save_samples(directory / "memory.npz", dataset, plan, plan.memory_after[last])
-    if "theta" in ready and config.knn.memory == "before":
+    if "theta" in predictor and config.knn.memory == "before":
         _save_samples(directory / "voters.npz", dataset, plan, plan.memory[last])
-    _save_arrays(directory / "predictor.npz", {name: t.detach().cpu().numpy() for name, t in sorted(beside.items())})
+    _save_arrays(
+        directory / "predictor.npz",
+        {name: t.detach().cpu().numpy() for name, t in sorted(beside.items())},
+    )
     about = About(
         format=2,
         client=plan.name,
@@ -174,7 +196,9 @@ def save_client(
         memory_size=plan.capacity,
         normalisation=None if normalisation is None else _statistics(normalisation),
         frozen_sha256=frozen_sha256,
-        knn=config.knn.model_dump() | {"theta": float(ready["theta"])} if "theta" in ready else None,
+        knn=config.knn.model_dump() | {"theta": float(predictor["theta"])}
+        if "theta" in predictor
+        else None,
         config=config.as_dict(),
     )
     text = json.dumps(about.model_dump(), indent=2) + "\n"
@@ -199,8 +223,9 @@ def _save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """A file that only its owner reads, and that nobody ever sees half of. Unlike `files.whole` always by way of the
-    same name: samples that a crash left there are overwritten, not left lying."""
+    """A file that only its owner reads, and that nobody ever sees half of. Unlike `files.whole`
+    always by way of the same name: samples that a crash left there are overwritten, not left
+    lying."""
     part = path.with_name(path.name + ".part")
     write(part)
     part.chmod(0o600)
@@ -217,7 +242,7 @@ def _statistics(normalisation: Normalisation) -> Statistics:
     return Statistics(mean=mean, std=std)
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read_client(directory: Path) -> Stored:
@@ -231,9 +256,14 @@ def read_client(directory: Path) -> Stored:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     weights = _read_weights(directory / "model.safetensors")
-    beside = {name: torch.from_numpy(values) for name, values in _read_arrays(directory / "predictor.npz").items()}
+    beside = {
+        name: torch.from_numpy(values)
+        for name, values in _read_arrays(directory / "predictor.npz").items()
+    }
     before = about.knn is not None and config.knn.memory == "before"
-    voters, tasks = _read_samples(directory / ("voters.npz" if before else "memory.npz"), about, normalisation)
+    voters, tasks = _read_samples(
+        directory / ("voters.npz" if before else "memory.npz"), about, normalisation
+    )
     return Stored(about, config, normalisation, weights, beside, voters, tasks)
 
 
@@ -243,7 +273,9 @@ def _read_about(path: Path) -> tuple[About, Config]:
             raise UserError(f"{path}: is larger than {TEXT_LIMIT >> 20} MB")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path.parent}: holds no client.json; a client directory is needed") from None
+        raise UserError(
+            f"{path.parent}: holds no client.json; a client directory is needed"
+        ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
@@ -263,7 +295,8 @@ def _read_about(path: Path) -> tuple[About, Config]:
 
 
 def _read_weights(path: Path) -> Tensors:
-    """The file is as long as its tensors are, so it cannot ask for more memory than it takes on the disk."""
+    """The file is as long as its tensors are, so it cannot ask for more memory than it takes on the
+    disk."""
     try:
         tensors = load_file(path)
     except FileNotFoundError:
@@ -274,11 +307,15 @@ def _read_weights(path: Path) -> Tensors:
         raise UserError(f"{path}: not a safetensors file ({error})") from None
     for name, t in tensors.items():
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
-            raise UserError(f"{path}: {name} has values that are not finite; this client has diverged or is damaged")
+            raise UserError(
+                f"{path}: {name} has values that are not finite; this client has diverged or is damaged"
+            )
     return tensors
 
 
-def _read_samples(path: Path, about: About, normalisation: Normalisation | None) -> tuple[Dataset, Ints]:
+def _read_samples(
+    path: Path, about: About, normalisation: Normalisation | None
+) -> tuple[Dataset, Ints]:
     shape, mixed = about.shape, normalisation is not None and len(normalisation.mean) > 1
     sample = tuple(shape) if len(shape) == 1 else (shape[1], shape[2], shape[0])
     kinds = {"x": "float32" if normalisation is None else "uint8", "y": "int64", "task": "int64"}
@@ -294,7 +331,9 @@ def _read_samples(path: Path, about: About, normalisation: Normalisation | None)
             needed = (*count, *(sample if name == "x" else ()))
             if found[name] != Header(needed, np.dtype(kind)):
                 has = found[name]
-                raise ValueError(f"{name} is {has.dtype} of shape {has.shape}; needed is {kind} of {needed}")
+                raise ValueError(
+                    f"{name} is {has.dtype} of shape {has.shape}; needed is {kind} of {needed}"
+                )
 
     arrays = _read_arrays(path, check)
     counts = {"y": len(about.class_names), "task": len(about.blocks)}
@@ -302,10 +341,14 @@ def _read_samples(path: Path, about: About, normalisation: Normalisation | None)
     for name, limit in counts.items():
         if not ((arrays[name] >= 0) & (arrays[name] < limit)).all():
             raise UserError(f"{path}: {name} has values outside 0..{limit - 1}")
-    return Dataset(arrays["x"], arrays["y"], tuple(about.class_names), source=arrays.get("source")), arrays["task"]
+    return Dataset(
+        arrays["x"], arrays["y"], tuple(about.class_names), source=arrays.get("source")
+    ), arrays["task"]
 
 
-def _read_arrays(path: Path, check: Callable[[dict[str, Header]], object] = len) -> dict[str, NDArray[Any]]:
+def _read_arrays(
+    path: Path, check: Callable[[dict[str, Header]], object] = len
+) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file, once their headers have passed the check."""
     try:
         check(limits.check_arrays(path))
@@ -319,5 +362,6 @@ def _read_arrays(path: Path, check: Callable[[dict[str, Header]], object] = len)
         raise UserError(f"{path.parent}: holds no {path.name}") from None
     except UserError:
         raise
-    except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
+    except Exception as error:
+        # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be used ({error})") from None

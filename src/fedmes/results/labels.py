@@ -22,4 +22,7 @@ def variants(result: Measured) -> dict[str, tuple[str, dict[str, Any]]]:
     """The ways this run predicts: accuracy suffix -> (name, metrics)."""
     if result.metrics_nolip is None:
         return {"": ("network", result.metrics)}
-    return {"": ("network + memory", result.metrics), "_nolip": ("network alone", result.metrics_nolip)}
+    return {
+        "": ("network + memory", result.metrics),
+        "_nolip": ("network alone", result.metrics_nolip),
+    }

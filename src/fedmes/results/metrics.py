@@ -1,7 +1,8 @@
 """From acc[seed, client, t, i] to every number of the paper.
 
-acc[s, k, t, i] is the accuracy of client k on its i-th task after it finished its t-th, NaN where i > t or where there
-is no such task. Means skip what is missing; "final" is a client's own last task. Nothing here changes its argument.
+acc[s, k, t, i] is the accuracy of client k on its i-th task after it finished its t-th, NaN where i
+> t or where there is no such task. Means skip what is missing; "final" is a client's own last task.
+Nothing here changes its argument.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def accuracy_after(acc: Floats) -> Floats:
 
 
 def forgetting_after(acc: Floats) -> Floats:
-    """F[..., t]: how far each earlier task has fallen from its best, on average; 0 at the first task."""
+    """F[..., t]: how far each earlier task has fallen from its best, on average; 0 at the first
+    task."""
     tasks = acc.shape[-1]
     f = np.full(acc.shape[:-1], np.nan)
     f[..., 0] = np.where(np.isnan(acc[..., 0, 0]), np.nan, 0.0)
@@ -71,7 +73,10 @@ def summary(acc: Floats) -> dict[str, Any]:
         "fr_final": mean(_last(f[..., 1:]), axis=1),
     }
     numbers: dict[str, Any] = {
-        name: {"mean": _plain(mean(values)), "std": _plain(mean((values - mean(values)) ** 2) ** 0.5)}
+        name: {
+            "mean": _plain(mean(values)),
+            "std": _plain(mean((values - mean(values)) ** 2) ** 0.5),
+        }
         for name, values in per_seed.items()
     }
     numbers["acc_task"] = [_plain(v) for v in mean(mean(a, axis=1), axis=0)]
@@ -85,12 +90,15 @@ def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:
     tasks = acc.shape[-1]
     last = np.stack([_last(acc[..., i]) for i in range(tasks)], axis=-1)
     fresh = np.diagonal(acc, axis1=-2, axis2=-1)
-    return [float(mean(fresh[..., i])) for i in range(tasks)], [float(mean(last[..., i])) for i in range(tasks)]
+    return [float(mean(fresh[..., i])) for i in range(tasks)], [
+        float(mean(last[..., i])) for i in range(tasks)
+    ]
 
 
 def paired_interval(differences: Floats) -> tuple[Floats, Floats]:
-    """Where the mean of paired differences [..., seed] lies with 95 % confidence, by Student's t: if two methods are
-    equal, one run in twenty has an interval without zero in it. For two seeds or more."""
+    """Where the mean of paired differences [..., seed] lies with 95 % confidence, by Student's t:
+    if two methods are equal, one run in twenty has an interval without zero in it. For two seeds or
+    more."""
     count = differences.shape[-1]
     middle = differences.mean(axis=-1)
     reach = t_quantile(count - 1) * differences.std(axis=-1, ddof=1) / math.sqrt(count)
@@ -107,8 +115,8 @@ def t_quantile(freedom: int, share: float = 0.95) -> float:
 
 
 def _share_within(angle: float, freedom: int) -> float:
-    """Of Student's t, what lies within sqrt(freedom) tan(angle) of zero: a finite sum, since the degrees of freedom are
-    a whole number (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Of Student's t, what lies within sqrt(freedom) tan(angle) of zero: a finite sum, since the
+    degrees of freedom are a whole number (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     odd, cos = freedom % 2, math.cos(angle)
     term, total = cos if odd else 1.0, 0.0
     for power in range(odd, freedom - 1, 2):

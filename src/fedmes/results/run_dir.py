@@ -27,14 +27,15 @@ from fedmes.errors import UserError
 from fedmes.results import metrics
 from fedmes.results.metrics import Floats
 
-# The columns of rounds.csv: whose row it is, what the method reports, what the engine counts. A method may report more,
-# under other names than these.
+# The columns of rounds.csv: whose row it is, what the method reports, what the engine counts. A
+# method may report more, under other names than these.
 PLACE = ("seed", "task", "round", "client")
 REPORTED = ("loss", "lambda", "rule2", "distance")
 COUNTED = ("up_bytes", "down_bytes", "seconds", "left_out", "reason")
 ROUND_COLUMNS = (*PLACE, *REPORTED, *COUNTED)
 
-AGAIN = "again"  # in the directory of a finished run: the same run, made anew, until that is finished too
+# in the directory of a finished run: the same run, made anew, until that is finished too
+AGAIN = "again"
 
 SECONDS = ("train", "eval", "compile", "total", "communication_modelled")
 
@@ -46,7 +47,8 @@ class Result:
     config: Config
     split_sha256: str | None  # None: the data lies with real sites
     parameters: int
-    accuracy: dict[str, Floats]  # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
+    # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
+    accuracy: dict[str, Floats]
     communication: dict[str, int]
     seconds: dict[str, float]
     memory_share: float | None  # of the training samples met, how many the memory held at the end
@@ -54,10 +56,13 @@ class Result:
     notes: list[str] = field(default_factory=list)
     peak_memory_bytes: int | None = None  # of the GPU
     directory: Path | None = None
-    by_task: dict[str, list[float | None]] = field(default_factory=dict)  # rounds' lambda, rule2, distance: means
+    # rounds' lambda, rule2, distance: means
+    by_task: dict[str, list[float | None]] = field(default_factory=dict)
     left_out: int = -1  # updates that were not finite; -1: counted from the rounds
-    sites_left_out: dict[str, str] = field(default_factory=dict)  # who was not with the others at the end, and why
-    made_from: dict[str, str | None] = field(default_factory=dict)  # SHA-256 of own method, own model, data
+    # who was not with the others at the end, and why
+    sites_left_out: dict[str, str] = field(default_factory=dict)
+    # SHA-256 of own method, own model, data
+    made_from: dict[str, str | None] = field(default_factory=dict)
     reused: bool = False  # it was there already
 
     def __post_init__(self) -> None:
@@ -124,7 +129,11 @@ class Result:
         }
         if (nolip := self.metrics_nolip) is not None:
             content["metrics_nolip"] = nolip
-        return content | {"by_task": self.by_task, "communication": self.communication, "seconds": self.seconds}
+        return content | {
+            "by_task": self.by_task,
+            "communication": self.communication,
+            "seconds": self.seconds,
+        }
 
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
@@ -155,18 +164,25 @@ def load(directory: Path) -> Result:
             raise ValueError("config.toml cannot be read")
         config = configuration.stored(stored, directory)
         shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
-        if not {"acc", "acc_masked"} <= accuracy.keys() or {(a.shape, a.dtype) for a in accuracy.values()} != {
-            (shape, np.dtype(np.float64))
-        }:
+        if not {"acc", "acc_masked"} <= accuracy.keys() or {
+            (a.shape, a.dtype) for a in accuracy.values()
+        } != {(shape, np.dtype(np.float64))}:
             raise ValueError(f"accuracy.npz does not hold accuracies of shape {shape}")
-        split, share, peak = content["split_sha256"], content["memory_share"], content["peak_memory_bytes"]
+        split, share, peak = (
+            content["split_sha256"],
+            content["memory_share"],
+            content["peak_memory_bytes"],
+        )
         return Result(
             config,
             None if split is None else str(split),
             int(content["parameters"]),
             accuracy,
             {name: int(content["communication"][name]) for name in ("up_bytes", "down_bytes")},
-            {name: float(content["seconds"][name]) for name in dict.fromkeys((*SECONDS, *content["seconds"]))},
+            {
+                name: float(content["seconds"][name])
+                for name in dict.fromkeys((*SECONDS, *content["seconds"]))
+            },
             None if share is None else float(share),
             rounds,
             [str(note) for note in content["notes"]],
@@ -179,12 +195,14 @@ def load(directory: Path) -> Result:
         )
     except UserError:
         raise
-    except Exception as error:  # a damaged file can fail in json, csv, zipfile, zlib or numpy, with any of their errors
+    except Exception as error:
+        # a damaged file can fail in json, csv, zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{directory}: holds no finished run ({error})") from None
 
 
 def stored_config(directory: Path) -> dict[str, Any] | None:
-    """The configuration a directory was made with, which its checkpoint has, too; None if it holds no run."""
+    """The configuration a directory was made with, which its checkpoint has, too; None if it holds
+    no run."""
     if (content := _read_config(directory)) is not None:
         return content
     if not directory.is_dir():
@@ -196,7 +214,8 @@ def stored_config(directory: Path) -> dict[str, Any] | None:
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
-    """None also for a file that ends too early: half of it is another configuration, and the versions come last."""
+    """None also for a file that ends too early: half of it is another configuration, and the
+    versions come last."""
     try:
         content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -224,7 +243,8 @@ def default_directory(config: Config) -> Path:
 
 
 def resume_command(directory: Path, config: Config) -> str:
-    """What goes on with a run. Python files are named, since what only a directory names is not imported."""
+    """What goes on with a run. Python files are named, since what only a directory names is not
+    imported."""
     place = directory.parent if directory.name == AGAIN else directory
     words = ["fedmes", "resume", str(place)]
     for flag, name in (("--method", config.method), ("--model", config.model.name)):
@@ -233,7 +253,8 @@ def resume_command(directory: Path, config: Config) -> str:
 
 
 def check_claim(directory: Path, config: Config) -> None:
-    """Refuse a directory that holds anything but this run, or links, through which files of others would be written."""
+    """Refuse a directory that holds anything but this run, or links, through which files of others
+    would be written."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"out: {directory} is a file")
     if not directory.is_dir() or all(_left_by_a_start(path) for path in directory.iterdir()):
@@ -245,7 +266,9 @@ def check_claim(directory: Path, config: Config) -> None:
             f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); choose another directory"
         )
     if (link := first_link(directory, ("federation", "sites"))) is not None:
-        raise UserError(f"out: {link} is a link, and a run writes and deletes only in its own directory; remove it")
+        raise UserError(
+            f"out: {link} is a link, and a run writes and deletes only in its own directory; remove it"
+        )
 
 
 def _left_by_a_start(path: Path) -> bool:
@@ -254,8 +277,8 @@ def _left_by_a_start(path: Path) -> bool:
 
 
 def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
-    """Make the directory this run's own; nothing in it is deleted. `versions`: of what runs it; left out: what is
-    installed."""
+    """Make the directory this run's own; nothing in it is deleted. `versions`: of what runs it;
+    left out: what is installed."""
     check_claim(directory, config)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -265,8 +288,9 @@ def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = 
 
 
 def replace_by_again(directory: Path) -> None:
-    """What was made anew takes the place of what was there before. Both count only with their `result.json`: wherever
-    this is interrupted one of them is whole, and calling it again ends it."""
+    """What was made anew takes the place of what was there before. Both count only with their
+    `result.json`: wherever this is interrupted one of them is whole, and calling it again ends
+    it."""
     anew = directory / AGAIN
     (directory / "result.json").unlink(missing_ok=True)
     for path in sorted(anew.iterdir(), key=lambda path: path.name == "result.json"):
@@ -314,5 +338,7 @@ def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:
     """Where what was asked for differs from a stored configuration; what was left open does not."""
     asked, there = config.asked(), configuration.dotted(stored)
     return [
-        f"{key}: {there.get(key)} there, {asked[key]} here" for key in sorted(asked) if there.get(key) != asked[key]
+        f"{key}: {there.get(key)} there, {asked[key]} here"
+        for key in sorted(asked)
+        if there.get(key) != asked[key]
     ]

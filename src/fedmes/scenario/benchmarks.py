@@ -23,10 +23,14 @@ def open_benchmark(config: Config) -> Source:
     benchmark = BENCHMARKS[config.benchmark]
     most = benchmark.tasks or config.tasks
     if config.tasks > most:
-        raise UserError(f"tasks: {config.benchmark} has {most} tasks, {config.tasks} were asked for")
+        raise UserError(
+            f"tasks: {config.benchmark} has {most} tasks, {config.tasks} were asked for"
+        )
     dataset = _load(config, benchmark)
     if (classes := len(dataset.class_names)) < most:
-        raise UserError(f"{config.benchmark} has {most} tasks, but the data that was found has {classes} classes")
+        raise UserError(
+            f"{config.benchmark} has {most} tasks, but the data that was found has {classes} classes"
+        )
     return Source(dataset, dealer(config, dataset, most))
 
 
@@ -36,13 +40,21 @@ def dealer(config: Config, dataset: Dataset, blocks: int) -> Callable[[int], Str
     labels = dataset.y if dataset.session is None else 50 * dataset.session + dataset.y % 50
     train, test = labels[:count], labels[count:]
     options = config.stream.model_dump()
-    sizes: dict[str, Any] = {"clients": config.clients, "tasks": config.tasks, "rounds": config.rounds}
+    sizes: dict[str, Any] = {
+        "clients": config.clients,
+        "tasks": config.tasks,
+        "rounds": config.rounds,
+    }
 
     def stream(seed: int) -> Stream:
         if (size := OWN_CLASSES.get(config.benchmark)) is not None:
-            shares = {name: options[name] for name in ("frac", "cap", "test_frac", "partition", "arrival")}
+            shares = {
+                name: options[name] for name in ("frac", "cap", "test_frac", "partition", "arrival")
+            }
             return partition.split_by_client(train, test, seed=seed, size=size, **sizes, **shares)
-        made = partition.split(train, test, _blocks(config, dataset, blocks, seed), seed=seed, **sizes, **options)
+        made = partition.split(
+            train, test, _blocks(config, dataset, blocks, seed), seed=seed, **sizes, **options
+        )
         return made if dataset.session is None else made.relabelled(len(dataset.class_names))
 
     return stream
@@ -53,7 +65,8 @@ def _blocks(config: Config, dataset: Dataset, count: int, seed: int) -> list[tup
     classes = len(dataset.class_names)
     if config.benchmark == "split-core50":  # a session is a task
         return [tuple(range(50 * b, 50 * b + 50)) for b in range(count)]
-    if dataset.source is not None and config.data.fusion == "single":  # a task has classes of one source
+    # a task has classes of one source
+    if dataset.source is not None and config.data.fusion == "single":
         of_class = np.zeros(classes, np.int64)
         of_class[dataset.y] = dataset.source
         blocks = []
@@ -80,7 +93,9 @@ def _load(config: Config, benchmark: Benchmark) -> Dataset:
         return synthetic.load(classes, size or 8, made.channels, made.train, made.test, made.noise)
     from fedmes.data import catalog
 
-    options: dict[str, Any] = {"labels": config.data.core50_labels} if benchmark.data == ("core50",) else {}
+    options: dict[str, Any] = (
+        {"labels": config.data.core50_labels} if benchmark.data == ("core50",) else {}
+    )
     parts = [catalog.load(name, image_size=size, **options) for name in benchmark.data]
     return parts[0] if len(parts) == 1 else fused(parts, benchmark.data)
 
@@ -94,10 +109,20 @@ def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
     place = [*range(len(parts)), *range(len(parts))]
     return Dataset(
         np.concatenate([part.x[rows] for part, rows in halves]),
-        np.concatenate([part.y[rows] + offsets[i] for i, (part, rows) in zip(place, halves, strict=True)]),
-        tuple(f"{name}/{label}" for name, part in zip(names, parts, strict=True) for label in part.class_names),
+        np.concatenate(
+            [part.y[rows] + offsets[i] for i, (part, rows) in zip(place, halves, strict=True)]
+        ),
+        tuple(
+            f"{name}/{label}"
+            for name, part in zip(names, parts, strict=True)
+            for label in part.class_names
+        ),
         sum(end for end in ends if end is not None),
-        source=np.concatenate([np.full(len(part.y[rows]), i) for i, (part, rows) in zip(place, halves, strict=True)]),
+        source=np.concatenate(
+            [np.full(len(part.y[rows]), i) for i, (part, rows) in zip(place, halves, strict=True)]
+        ),
         notes=tuple(note for part in parts for note in part.notes),
-        statistics=joined(part.statistics or statistics(part.x[: part.train_count]) for part in parts),
+        statistics=joined(
+            part.statistics or statistics(part.x[: part.train_count]) for part in parts
+        ),
     )

@@ -27,13 +27,17 @@ def most_tasks(tables: Sequence[Table]) -> int:
 
 
 def followed_by(source: Source, table: Table, path: Path, rounds: int, arrival: str) -> Source:
-    """The data set with the table's samples behind its own, and streams that go on with the table's tasks. Classes of
-    the same name are the same; new ones are numbered after those there are."""
+    """The data set with the table's samples behind its own, and streams that go on with the table's
+    tasks. Classes of the same name are the same; new ones are numbered after those there are."""
     old, new = source.dataset, table.dataset
     if old.source is not None:
-        raise UserError(f"{path}: nothing can follow several data sets that are each normalised by itself")
+        raise UserError(
+            f"{path}: nothing can follow several data sets that are each normalised by itself"
+        )
     if (new.shape, new.x.dtype) != (old.shape, old.x.dtype):
-        raise UserError(f"{path}: {new.x.dtype} samples of shape {new.shape}; the run has {old.x.dtype}, {old.shape}")
+        raise UserError(
+            f"{path}: {new.x.dtype} samples of shape {new.shape}; the run has {old.x.dtype}, {old.shape}"
+        )
     names = list(dict.fromkeys((*old.class_names, *new.class_names)))
     y = np.array([names.index(name) for name in new.class_names])[new.y]
     numbered = replace(table, dataset=Dataset(new.x, y, tuple(names)))
@@ -60,7 +64,9 @@ def _check(before: streams.Stream, further: Sequence[streams.Client], path: Path
     learned = {client.name: {task.name for task in client.tasks} for client in before.clients}
     for client in further:
         if client.name not in learned:
-            raise UserError(f"{path}: the run has no client {client.name}; it has {', '.join(sorted(learned))[:200]}")
+            raise UserError(
+                f"{path}: the run has no client {client.name}; it has {', '.join(sorted(learned))[:200]}"
+            )
         for task in client.tasks:
             if task.name in learned[client.name]:
                 raise UserError(

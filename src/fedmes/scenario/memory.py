@@ -1,8 +1,8 @@
 """A client's small store of past samples.
 
-A memory is a list of the client's own sample numbers, oldest first; which samples enter never depends on weights.
-A policy says what the memory holds after a task, from what it held before and the task's samples (in random order), of
-which the first `admit` are considered; None: all.
+A memory is a list of the client's own sample numbers, oldest first; which samples enter never
+depends on weights. A policy says what the memory holds after a task, from what it held before and
+the task's samples (in random order), of which the first `admit` are considered; None: all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Floats = NDArray[np.float64]
 class Traits:
     """What a policy may ask of a sample: tables by sample number."""
 
-    rank: Floats  # drawn once for each sample, independent of the order in which a task's samples are given
+    # drawn once for each sample, independent of the order in which a task's samples are given
+    rank: Floats
     task: Ints
     label: Ints | None = None
 
@@ -30,19 +31,26 @@ class Traits:
 Policy = Callable[[Ints, Ints, int | None, int, Traits], Ints]
 
 
-def fifo(memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits | None = None) -> Ints:
+def fifo(
+    memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits | None = None
+) -> Ints:
     """Append `admit` of the task's samples, then drop the oldest until it fits."""
     grown = np.concatenate([memory, shuffled[:admit]])
     return grown[len(grown) - min(capacity, len(grown)) :]
 
 
-def reservoir(memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits) -> Ints:
-    """Each sample considered so far is kept with the same probability: those of lowest rank stay."""
+def reservoir(
+    memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits
+) -> Ints:
+    """Each sample considered so far is kept with the same probability: those of lowest rank
+    stay."""
     grown = np.concatenate([memory, shuffled[:admit]])
     return _lowest(grown, capacity, traits.rank[grown])
 
 
-def balanced(memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits) -> Ints:
+def balanced(
+    memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits
+) -> Ints:
     """As many samples of each class, as far as they go."""
     if traits.label is None:
         raise ValueError("memory policy 'balanced' needs the labels: Plan(..., labels=dataset.y)")
@@ -57,8 +65,9 @@ def ring(memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits:
 def _equal(numbers: Ints, capacity: int, group: Ints, rank: Floats) -> Ints:
     """The first of each group, then the second of each, and so on until the memory is full.
 
-    What has left would never have come back: its place in its group can only grow, and the places before it stay
-    taken. So old memory and new samples are enough to go on as if all samples were still there.
+    What has left would never have come back: its place in its group can only grow, and the places
+    before it stay taken. So old memory and new samples are enough to go on as if all samples were
+    still there.
     """
     group, rank = group[numbers], rank[numbers]
     order = np.lexsort((rank, group))
@@ -72,11 +81,17 @@ def _lowest(numbers: Ints, capacity: int, *keys: NDArray[np.generic]) -> Ints:
     return numbers[np.sort(np.lexsort(keys)[:capacity])]
 
 
-POLICIES: dict[str, Policy] = {"fifo": fifo, "reservoir": reservoir, "balanced": balanced, "ring": ring}
+POLICIES: dict[str, Policy] = {
+    "fifo": fifo,
+    "reservoir": reservoir,
+    "balanced": balanced,
+    "ring": ring,
+}
 
 
 def admitted_per_task(capacity: int, tasks: int, per_task: int | None) -> int:
-    """m^t: for `fifo` an equal share a task (at least one sample, if the memory holds any), or what the user says."""
+    """m^t: for `fifo` an equal share a task (at least one sample, if the memory holds any), or what
+    the user says."""
     if per_task is not None:
         return per_task
     return max(1, capacity // tasks) if capacity else 0

@@ -1,4 +1,5 @@
-"""The user's own data as a scenario: which of its samples belong to which client and task, and what is held out."""
+"""The user's own data as a scenario: which of its samples belong to which client and task, and what
+is held out."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from fedmes.scenario.source import Source
 if TYPE_CHECKING:
     from fedmes.config.options import FederationOptions as Agreed
 
-TEST_SHARE = 0.2  # of a client's images of a class in a task, where the data does not say which are for testing
+# of a client's images of a class in a task, where the data does not say which are for testing
+TEST_SHARE = 0.2
 
 
 def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep") -> Source:
@@ -37,7 +39,8 @@ def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lo
 
 
 def read_site(path: Path, image_size: int | None) -> Table:
-    """One client's own data: folders as TASK/train|test/CLASS/*, or a file in which it is the only client."""
+    """One client's own data: folders as TASK/train|test/CLASS/*, or a file in which it is the only
+    client."""
     if path.is_dir():
         table = read_folders(path, image_size, [path])
     elif path.is_file():
@@ -45,24 +48,37 @@ def read_site(path: Path, image_size: int | None) -> Table:
     else:
         raise UserError(f"data: there is no file or folder {path}")
     if len(table.client_names) > 1:
-        raise UserError(f"{path}: the data of {len(table.client_names)} clients; a site has its own only")
+        raise UserError(
+            f"{path}: the data of {len(table.client_names)} clients; a site has its own only"
+        )
     deal(table, 0, path)
     return table
 
 
 def open_site(path: Path, name: str, agreed: Agreed, image_size: int | None, rounds: int) -> Source:
-    """A site's own data in the terms that its federation has agreed on; what does not fit is said."""
+    """A site's own data in the terms that its federation has agreed on; what does not fit is
+    said."""
     table = read_site(path, image_size)
     dataset, classes, shape = table.dataset, list(agreed.classes), tuple(agreed.shape)
     if strange := [label for label in dataset.class_names if label not in classes]:
-        raise UserError(f"site {name}: class {strange[0]} is not among the federation's ({', '.join(classes[:10])})")
+        raise UserError(
+            f"site {name}: class {strange[0]} is not among the federation's ({', '.join(classes[:10])})"
+        )
     if dataset.shape != shape:
-        raise UserError(f"site {name}: samples are {_times(dataset.shape)}, the federation's are {_times(shape)}")
+        raise UserError(
+            f"site {name}: samples are {_times(dataset.shape)}, the federation's are {_times(shape)}"
+        )
     if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
         told = "says how to normalise pixels" if agreed.mean else "takes samples as they are"
-        raise UserError(f"site {name}: samples are {dataset.x.dtype}, but the federation {told} (federation.mean)")
+        raise UserError(
+            f"site {name}: samples are {dataset.x.dtype}, but the federation {told} (federation.mean)"
+        )
     ids = np.array([classes.index(label) for label in dataset.class_names], np.int64)
-    table = replace(table, dataset=replace(dataset, y=ids[dataset.y], class_names=tuple(classes)), client_names=(name,))
+    table = replace(
+        table,
+        dataset=replace(dataset, y=ids[dataset.y], class_names=tuple(classes)),
+        client_names=(name,),
+    )
 
     def stream(seed: int) -> streams.Stream:
         return streams.assemble(seed, len(classes), deal(table, seed, path), rounds)
@@ -95,7 +111,9 @@ def deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
             classes = np.unique(y[rows[~test]])
             if len(strange := np.setdiff1d(y[rows[test]], classes)):
                 label = table.dataset.class_names[strange[0]]
-                raise UserError(f"{where} has test samples of class {label} but no training samples of it")
+                raise UserError(
+                    f"{where} has test samples of class {label} but no training samples of it"
+                )
             block = tuple(classes.tolist())
             tasks.append(streams.Task(name, block, block, rows[~test], rows[test]))
         clients.append(streams.Client(client, tuple(tasks)))
@@ -103,7 +121,8 @@ def deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
 
 
 def _chosen_for_test(y: Ints, key: tuple[keyed_random.Key, ...]) -> NDArray[np.bool_]:
-    """A fifth of each class, at least one sample where there are two; a single sample is for training."""
+    """A fifth of each class, at least one sample where there are two; a single sample is for
+    training."""
     test = np.zeros(len(y), bool)
     for label in np.unique(y).tolist():
         rows = np.flatnonzero(y == label)

@@ -1,4 +1,5 @@
-"""A benchmark's images dealt out to clients: blocks of classes, task orders, drawn classes, shares of a class."""
+"""A benchmark's images dealt out to clients: blocks of classes, task orders, drawn classes, shares
+of a class."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from fedmes.errors import UserError
 from fedmes.scenario.stream import Client, Stream, Task, assemble
 
 
-def shuffled_blocks(classes: Sequence[int], size: int, *key: keyed_random.Key) -> list[tuple[int, ...]]:
+def shuffled_blocks(
+    classes: Sequence[int], size: int, *key: keyed_random.Key
+) -> list[tuple[int, ...]]:
     """The classes in random blocks of one size; a remainder is left out."""
     order = keyed_random.permutation(len(classes), *key)
     blocks = [order[i : i + size] for i in range(0, len(classes) - size + 1, size)]
@@ -38,10 +41,12 @@ def split(
     partition: str = "even",
     arrival: str = "lockstep",
 ) -> Stream:
-    """A benchmark's stream, given the classes of each block: own task orders, drawn classes, images shared out.
+    """A benchmark's stream, given the classes of each block: own task orders, drawn classes, images
+    shared out.
 
-    Rows are those of the training labels followed by those of the test labels. Everything is drawn for all blocks
-    before the first `tasks` of each client's order are taken, so a shortened run meets the same tasks as a whole one.
+    Rows are those of the training labels followed by those of the test labels. Everything is drawn
+    for all blocks before the first `tasks` of each client's order are taken, so a shortened run
+    meets the same tasks as a whole one.
     """
     notes: list[str] = []
     blocks = len(members)
@@ -58,7 +63,10 @@ def split(
         train_labels, test_labels, wanted, seed=seed, frac=frac, cap=cap, test_frac=test_frac, partition=partition,
         notes=notes,
     )  # fmt: skip
-    people = [Client(person.name, tuple(person.tasks[b] for b in orders[k][:tasks])) for k, person in enumerate(people)]
+    people = [
+        Client(person.name, tuple(person.tasks[b] for b in orders[k][:tasks]))
+        for k, person in enumerate(people)
+    ]
     return assemble(seed, int(train_labels.max()) + 1, people, rounds, notes, arrival)
 
 
@@ -77,7 +85,8 @@ def split_by_client(
     partition: str,
     arrival: str,
 ) -> Stream:
-    """Every client cuts the classes into blocks of its own: tasks of different clients may share classes."""
+    """Every client cuts the classes into blocks of its own: tasks of different clients may share
+    classes."""
     notes: list[str] = []
     labels = list(range(int(train_labels.max()) + 1))
     wanted = []
@@ -104,7 +113,8 @@ def _deal(
     partition: str,
     notes: list[str],
 ) -> list[Client]:
-    """Images for clients who want tasks of (block, classes, name); no client wants a class twice."""
+    """Images for clients who want tasks of (block, classes, name); no client wants a class
+    twice."""
     holders: dict[int, list[int]] = defaultdict(list)
     for k, own in enumerate(wanted):
         for _, classes, _ in own:
@@ -113,7 +123,9 @@ def _deal(
     shares: dict[tuple[int, int], Ints] = {}
     test_rows: dict[int, Ints] = {}
     for label, keepers in sorted(holders.items()):
-        shares |= _share(np.flatnonzero(train_labels == label), label, keepers, frac, partition, seed, notes)
+        shares |= _share(
+            np.flatnonzero(train_labels == label), label, keepers, frac, partition, seed, notes
+        )
         pool = np.flatnonzero(test_labels == label)
         kept = math.ceil(test_frac * len(pool))
         order = keyed_random.permutation(len(pool), seed, "test", label)
@@ -123,14 +135,19 @@ def _deal(
         block, classes, name = wanted[k][place]
         train = np.concatenate([shares[k, label] for label in classes])
         if cap is not None and cap < len(classes):
-            raise UserError(f"stream.cap={cap}: task {name} of client {k} has {len(classes)} classes and needs as many")
+            raise UserError(
+                f"stream.cap={cap}: task {name} of client {k} has {len(classes)} classes and needs as many"
+            )
         if cap is not None and len(train) > cap:
             order = keyed_random.permutation(len(train), seed, "cap", k, place)
             train = _fewer(train[order], train_labels, cap)
         test = np.concatenate([test_rows[label] for label in classes])
         return Task(name, block, classes, np.sort(train), np.sort(test))
 
-    return [Client(str(k), tuple(task(k, place) for place in range(len(own)))) for k, own in enumerate(wanted)]
+    return [
+        Client(str(k), tuple(task(k, place) for place in range(len(own))))
+        for k, own in enumerate(wanted)
+    ]
 
 
 def _fewer(rows: Ints, labels: Ints, count: int) -> Ints:
@@ -145,13 +162,19 @@ def _fewer(rows: Ints, labels: Ints, count: int) -> Ints:
 def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list[int]]:
     """Each client's own order of the tasks; no two alike while there are enough orders."""
     if clients > math.factorial(min(blocks, 20)):
-        notes.append(f"{clients} clients share {math.factorial(blocks)} task orders: some are alike")
-        return [keyed_random.permutation(blocks, seed, "order", k, 0).tolist() for k in range(clients)]
+        notes.append(
+            f"{clients} clients share {math.factorial(blocks)} task orders: some are alike"
+        )
+        return [
+            keyed_random.permutation(blocks, seed, "order", k, 0).tolist() for k in range(clients)
+        ]
     taken: set[tuple[int, ...]] = set()
     orders = []
     for k in range(clients):
         attempt = 0
-        while (order := tuple(keyed_random.permutation(blocks, seed, "order", k, attempt).tolist())) in taken:
+        while (
+            order := tuple(keyed_random.permutation(blocks, seed, "order", k, attempt).tolist())
+        ) in taken:
             attempt += 1
         taken.add(order)
         orders.append(list(order))
@@ -159,9 +182,16 @@ def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list
 
 
 def _share(
-    pool: Ints, label: int, holders: list[int], frac: float | str, partition: str, seed: int, notes: list[str]
+    pool: Ints,
+    label: int,
+    holders: list[int],
+    frac: float | str,
+    partition: str,
+    seed: int,
+    notes: list[str],
 ) -> dict[tuple[int, int], Ints]:
-    """One class's training images among the clients that hold it: disjoint while they last, then with overlap."""
+    """One class's training images among the clients that hold it: disjoint while they last, then
+    with overlap."""
     left = pool[keyed_random.permutation(len(pool), seed, "share", label)]
     if partition != "even":
         concentration = float(partition.partition(":")[2])
@@ -181,19 +211,28 @@ def _share(
         if len(own) < amount:
             late += 1
             others = np.setdiff1d(pool, own)
-            pick = keyed_random.permutation(len(others), seed, "overlap", label, k)[: amount - len(own)]
+            pick = keyed_random.permutation(len(others), seed, "overlap", label, k)[
+                : amount - len(own)
+            ]
             own = np.concatenate([own, others[pick]])
         shares[k, label] = own
     if late:
-        notes.append(f"class {label}: {late} of {len(holders)} clients hold images that others hold too")
+        notes.append(
+            f"class {label}: {late} of {len(holders)} clients hold images that others hold too"
+        )
     return shares
 
 
 def _skewed_share(
-    shuffled: Ints, label: int, holders: list[int], frac: float | str, concentration: float, seed: int
+    shuffled: Ints,
+    label: int,
+    holders: list[int],
+    frac: float | str,
+    concentration: float,
+    seed: int,
 ) -> dict[tuple[int, int], Ints]:
-    """As many images as equal shares would take in all, divided by proportions from a Dirichlet distribution; disjoint,
-    and at least one image each."""
+    """As many images as equal shares would take in all, divided by proportions from a Dirichlet
+    distribution; disjoint, and at least one image each."""
     total = len(shuffled)
     if total < len(holders):  # too few for one each: they share
         return {(k, label): shuffled[[i % total]] for i, k in enumerate(holders)}
@@ -201,8 +240,13 @@ def _skewed_share(
         each = round(frac * total) if frac <= 1 else int(frac)
         total = min(total, each * len(holders))
     total = max(total, len(holders))
-    weights = np.array([keyed_random.gamma(concentration, seed, "dirichlet", label, k) for k in holders])
-    ends = np.floor(np.cumsum(weights) / weights.sum() * (total - len(holders)) + 1e-9).astype(np.int64)
-    ends = np.maximum(ends, 0) + np.arange(1, len(holders) + 1)  # one for everybody before the rest is divided
+    weights = np.array(
+        [keyed_random.gamma(concentration, seed, "dirichlet", label, k) for k in holders]
+    )
+    ends = np.floor(np.cumsum(weights) / weights.sum() * (total - len(holders)) + 1e-9).astype(
+        np.int64
+    )
+    # one for everybody before the rest is divided
+    ends = np.maximum(ends, 0) + np.arange(1, len(holders) + 1)
     starts = np.concatenate([[0], ends[:-1]])
     return {(k, label): shuffled[a:b] for k, a, b in zip(holders, starts, ends, strict=True)}

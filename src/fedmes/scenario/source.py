@@ -17,7 +17,8 @@ class Source:
 
     dataset: Dataset
     stream: Callable[[int], Stream]
-    earlier: tuple[int, ...] = ()  # where data came in parts: how many classes were known before each further one
+    # where data came in parts: how many classes were known before each further one
+    earlier: tuple[int, ...] = ()
 
     def normalisation(self, stream: Stream) -> Normalisation | None:
         """Channel statistics of the training set, without what came later; None for float data."""
@@ -29,4 +30,6 @@ class Source:
         if self.dataset.train_count is not None:
             return statistics(x[: self.dataset.train_count])
         at_first = [client.tasks[: stream.known(k)[0]] for k, client in enumerate(stream.clients)]
-        return statistics(x, np.unique(np.concatenate([task.train for tasks in at_first for task in tasks])))
+        return statistics(
+            x, np.unique(np.concatenate([task.train for tasks in at_first for task in tasks]))
+        )

@@ -1,7 +1,7 @@
 """Who has which images of which task, and when: the part of an experiment that is data.
 
-A stream is made once per seed, before anything is trained and whatever the method. It is saved as one JSON file whose
-SHA-256 is the same on every machine.
+A stream is made once per seed, before anything is trained and whatever the method. It is saved as
+one JSON file whose SHA-256 is the same on every machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Stream:
     position: Ints  # [round, client]: which of its tasks a client works on; -1: none
     active: Ints  # [round, client]: 1 where the client takes part
     notes: tuple[str, ...] = ()  # what was not as asked, such as images held by two clients
-    parts: tuple[int, ...] = (0,)  # the rounds before which tasks became known: all at first, or further ones later
+    # the rounds before which tasks became known: all at first, or further ones later
+    parts: tuple[int, ...] = (0,)
 
     @property
     def tasks(self) -> int:
@@ -62,8 +63,11 @@ class Stream:
         part = np.searchsorted(self.parts, begins, side="right")
         return [int((part <= own).sum()) for own in part]
 
-    def followed_by(self, clients: Sequence[Client], classes: int, rounds: int, arrival: str) -> Stream:
-        """With further tasks for some clients, which begin when all that was known before is over."""
+    def followed_by(
+        self, clients: Sequence[Client], classes: int, rounds: int, arrival: str
+    ) -> Stream:
+        """With further tasks for some clients, which begin when all that was known before is
+        over."""
         further = {client.name: client.tasks for client in clients}
         before = [len(client.tasks) for client in self.clients]
         counts = [len(further.get(client.name, ())) for client in self.clients]
@@ -71,19 +75,26 @@ class Stream:
         return replace(
             self,
             classes=classes,
-            clients=tuple(replace(c, tasks=c.tasks + further.get(c.name, ())) for c in self.clients),
+            clients=tuple(
+                replace(c, tasks=c.tasks + further.get(c.name, ())) for c in self.clients
+            ),
             position=np.concatenate([self.position, position]),
             active=np.concatenate([self.active, (position >= 0).astype(np.int64)]),
             parts=(*self.parts, len(self.position)),
         )
 
     def relabelled(self, classes: int) -> Stream:
-        """With every class id taken modulo the number of classes: tasks then share their classes."""
+        """With every class id taken modulo the number of classes: tasks then share their
+        classes."""
         clients = tuple(
             replace(
                 client,
                 tasks=tuple(
-                    replace(task, block=_modulo(task.block, classes), classes=_modulo(task.classes, classes))
+                    replace(
+                        task,
+                        block=_modulo(task.block, classes),
+                        classes=_modulo(task.classes, classes),
+                    )
                     for task in client.tasks
                 ),
             )
@@ -155,7 +166,8 @@ class Stream:
 
 
 def combined_sha256(streams: Sequence[Stream]) -> str:
-    """The hash of a run's split: several seeds have several files, then it is the hash of their hashes."""
+    """The hash of a run's split: several seeds have several files, then it is the hash of their
+    hashes."""
     hashes = [stream.sha256() for stream in streams]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
@@ -184,11 +196,20 @@ def _whole(values: Any) -> Ints:
 def _check(stream: Stream) -> None:
     """What a file must satisfy before an engine may index with it."""
     shape = stream.position.shape
-    if not stream.clients or len(shape) != 2 or shape[1] != len(stream.clients) or shape != stream.active.shape:
+    if (
+        not stream.clients
+        or len(shape) != 2
+        or shape[1] != len(stream.clients)
+        or shape != stream.active.shape
+    ):
         raise ValueError("the schedule does not fit the clients")
     if not 0 < stream.classes <= MOST_CLASSES:
         raise ValueError(f"{stream.classes} classes")
-    if stream.parts[:1] != (0,) or list(stream.parts) != sorted(set(stream.parts)) or stream.parts[-1] >= shape[0]:
+    if (
+        stream.parts[:1] != (0,)
+        or list(stream.parts) != sorted(set(stream.parts))
+        or stream.parts[-1] >= shape[0]
+    ):
         raise ValueError("the schedule's parts do not follow each other")
     known = set(range(stream.classes))
     for column, client in enumerate(stream.clients):
@@ -197,30 +218,49 @@ def _check(stream: Stream) -> None:
             raise ValueError(f"the schedule of client {client.name} names a task it does not have")
         for task in client.tasks:
             if not set(task.classes) <= set(task.block) or not set(task.block) <= known:
-                raise ValueError(f"client {client.name}, task {task.name}: classes outside the block")
-            if task.train.ndim != 1 or task.test.ndim != 1 or not len(task.train) or not len(task.test):
-                raise ValueError(f"client {client.name}, task {task.name}: no training or no test images")
+                raise ValueError(
+                    f"client {client.name}, task {task.name}: classes outside the block"
+                )
+            if (
+                task.train.ndim != 1
+                or task.test.ndim != 1
+                or not len(task.train)
+                or not len(task.test)
+            ):
+                raise ValueError(
+                    f"client {client.name}, task {task.name}: no training or no test images"
+                )
             if min(task.train.min(), task.test.min()) < 0:
                 raise ValueError(f"client {client.name}, task {task.name}: a negative row")
 
 
 def schedule(
-    task_counts: Sequence[int], rounds: int, arrival: str, seed: int, before: Sequence[int] | None = None
+    task_counts: Sequence[int],
+    rounds: int,
+    arrival: str,
+    seed: int,
+    before: Sequence[int] | None = None,
 ) -> Ints:
-    """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task in the same round;
-    staggered, each client waits a random while, up to as many rounds, before each of its tasks. `before`: the tasks
-    that each client has had already."""
+    """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task
+    in the same round; staggered, each client waits a random while, up to as many rounds, before
+    each of its tasks. `before`: the tasks that each client has had already."""
     limits.check_schedule(len(task_counts), max(task_counts) * rounds)
     columns = []
     for k, count in enumerate(task_counts):
         start = before[k] if before else 0
         column: list[int] = []
         for t in range(start, start + count):
-            wait = keyed_random.integer(0, rounds, seed, "arrival", k, t) if arrival == "staggered" else 0
+            wait = (
+                keyed_random.integer(0, rounds, seed, "arrival", k, t)
+                if arrival == "staggered"
+                else 0
+            )
             column += [-1] * wait + [t] * rounds
         columns.append(column)
     length = max(map(len, columns))
-    return np.array([column + [-1] * (length - len(column)) for column in columns], np.int64).T.copy()
+    return np.array(
+        [column + [-1] * (length - len(column)) for column in columns], np.int64
+    ).T.copy()
 
 
 def assemble(
@@ -233,11 +273,14 @@ def assemble(
 ) -> Stream:
     """A stream of the given clients, each taking part in every round in which it has a task."""
     position = schedule([len(client.tasks) for client in clients], rounds, arrival, seed)
-    return Stream(seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes))
+    return Stream(
+        seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes)
+    )
 
 
 def with_absences(stream: Stream, fraction: float, drop: float) -> Stream:
-    """Not everybody in every round: a share of those with a task is asked, and some of these do not answer."""
+    """Not everybody in every round: a share of those with a task is asked, and some of these do not
+    answer."""
     active = stream.active.copy()
     for g, row in enumerate(active):
         asked = np.flatnonzero(row)

@@ -1,8 +1,9 @@
-"""Every study as data: which lines it compares, on which benchmarks, with how many clients and seeds.
+"""Every study as data: which lines it compares, on which benchmarks, with how many clients and
+seeds.
 
-A line is a method with options. Runs are not declared twice: a line whose options are a benchmark's defaults is the
-same run in every study, so `curves`, `clients` and `wallclock` are other views of `table1`, and the memory of 150
-samples in `memory` is FedMeS of `questions`.
+A line is a method with options. Runs are not declared twice: a line whose options are a benchmark's
+defaults is the same run in every study, so `curves`, `clients` and `wallclock` are other views of
+`table1`, and the memory of 150 samples in `memory` is FedMeS of `questions`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """A method with options (dotted keys). A tuple stands for levels: clients in equal parts get one each."""
+    """A method with options (dotted keys). A tuple stands for levels: clients in equal parts get
+    one each."""
 
     label: str
     method: str
@@ -30,9 +32,11 @@ class Study:
     seeds: tuple[int, ...]
     lines: tuple[Line, ...]
     options: Mapping[str, Any] = field(default_factory=dict)  # of all its runs
-    fewer: Mapping[str | int, tuple[int, ...]] = field(default_factory=dict)  # seeds of a benchmark, of so many clients
+    # seeds of a benchmark, of so many clients
+    fewer: Mapping[str | int, tuple[int, ...]] = field(default_factory=dict)
     any_method: bool = False  # may --methods name methods that are not declared?
-    quick: Mapping[str, Any] = field(default_factory=dict)  # fields of the version that two CPU cores do in minutes
+    # fields of the version that two CPU cores do in minutes
+    quick: Mapping[str, Any] = field(default_factory=dict)
 
     def shrunk(self) -> Study:
         return replace(self, quick={}, fewer={}, **self.quick)
@@ -61,7 +65,9 @@ def _fix(size: int) -> Line:
 
 def _question(text: str, method: str, **answers: Mapping[str, Any]) -> tuple[Line, ...]:
     """The first answer is the default of this package."""
-    return tuple(Line(label.replace("__", "="), method, options, text) for label, options in answers.items())
+    return tuple(
+        Line(label.replace("__", "="), method, options, text) for label, options in answers.items()
+    )
 
 
 FIVE, THREE, SEARCH = (0, 1, 2, 3, 4), (0, 1, 2), (5, 6, 7)
@@ -79,7 +85,8 @@ TABLE1 = Study(
     quick=DIGITS,
 )  # fmt: skip
 
-# FedMeS, FedAvg and FedAGEM as the paper describes them leave these open; each is trained as it could have been meant.
+# FedMeS, FedAvg and FedAGEM as the paper describes them leave these open; each is trained as it
+# could have been meant.
 QUESTIONS = (
     *_question(
         "Does a round start from the received model or from the client's own?", "fedmes",
@@ -144,7 +151,9 @@ WITH_MEMORY = ("fedmes-plus", "fedmes", "fedagem", "local-er")
 def _rivals(memory: int) -> tuple[Line, ...]:
     """FedMeS+ and the others that keep samples, with so many of them."""
     question = f"Who is ahead with a memory of {memory} samples?"
-    return tuple(Line(f"{name}-{memory}", name, {"memory.size": memory}, question) for name in WITH_MEMORY)
+    return tuple(
+        Line(f"{name}-{memory}", name, {"memory.size": memory}, question) for name in WITH_MEMORY
+    )
 
 
 PARTS = _question(
@@ -155,7 +164,8 @@ PARTS = _question(
     predicts__w={"eval.model": "personal"}, predicts__W={"eval.model": "global"},
 )  # fmt: skip
 EVERYBODY = tuple(
-    Line(name, name, question="Who is ahead?") for name in ("fedmes-plus", *PAPER_METHODS, "local-er", "joint")
+    Line(name, name, question="Who is ahead?")
+    for name in ("fedmes-plus", *PAPER_METHODS, "local-er", "joint")
 )
 
 
@@ -167,7 +177,8 @@ STUDIES: dict[str, Study] = {
     "table1-block": replace(
         TABLE1, title="Table 1 where a client that is told its task chooses among all of the task's classes",
         options={"eval.told": "block"},
-        quick=DIGITS | {"benchmarks": ("synthetic",)},  # of digits a client has all of a task's classes
+        # of digits a client has all of a task's classes
+        quick=DIGITS | {"benchmarks": ("synthetic",)},
     ),
     "curves": replace(TABLE1, title="Accuracy and forgetting after each task"),
     "clients": replace(TABLE1, title="Accuracy of each client, and its range over the tasks"),
@@ -225,12 +236,14 @@ STUDIES: dict[str, Study] = {
         # Digits of 8x8 pixels do not move anyway.
         quick=DIGITS | {"seeds": SEARCH, "lines": tuple(line for line in PARTS if line.label != "augment=none")},
     ),
-    # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the first two tasks.
+    # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the
+    # first two tasks.
     "lr": Study(
         "The learning rate of each method: seed 5, first two tasks",
         CROSS_CLASS, (10,), (5,),
         tuple(Line(f"{m}-{rate:g}", m, {"optim.lr": rate}) for m in RATE_METHODS for rate in RATES),
-        # Too short for a compiler to pay off. When the rates were fixed, all of a task's classes were chosen among.
+        # Too short for a compiler to pay off. When the rates were fixed, all of a task's classes
+        # were chosen among.
         options={"tasks": 2, "engine.compile": False, "eval.told": "block"},
         quick=DIGITS | {"seeds": (5,)},
     ),

@@ -1,4 +1,5 @@
-"""Figures of studies, beside those of `fedmes.report.figures`. Imports matplotlib: for whoever draws."""
+"""Figures of studies, beside those of `fedmes.report.figures`. Imports matplotlib: for whoever
+draws."""
 
 from __future__ import annotations
 
@@ -25,8 +26,13 @@ LOOKS = {"paper": ("D", "white", INK), "masked": ("o", style.LIGHT[0], style.LIG
 
 
 def of_study(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str, Figure]:
-    """By file name, for the settings that have runs; each says whose it is, and whether it is a quick version."""
-    settings = {setting: members for setting, members in views.by_setting(outcomes).items() if views.there(members)}
+    """By file name, for the settings that have runs; each says whose it is, and whether it is a
+    quick version."""
+    settings = {
+        setting: members
+        for setting, members in views.by_setting(outcomes).items()
+        if views.there(members)
+    }
     if study == "wallclock" and settings:  # one figure, to compare settings by
         runs = [run for members in settings.values() for run in views.there(members)]
         return {"settings": _titled(wall_clock_settings(runs), caption)}
@@ -34,7 +40,9 @@ def of_study(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str,
     for (benchmark, number), members in settings.items():
         made = _of_setting(study, members, benchmark, number)
         title = f"{caption}\n{title_of(members[0].trial.config)}"
-        found |= {f"{benchmark}-{number}{name}": _titled(figure, title) for name, figure in made.items()}
+        found |= {
+            f"{benchmark}-{number}{name}": _titled(figure, title) for name, figure in made.items()
+        }
     return found
 
 
@@ -43,8 +51,11 @@ def _titled(figure: Figure, title: str) -> Figure:
     return figure
 
 
-def _of_setting(study: str, outcomes: Sequence[Outcome], benchmark: str, clients: int) -> dict[str, Figure]:
-    """The figures of a study for one benchmark and number of clients, by what is added to a file's name."""
+def _of_setting(
+    study: str, outcomes: Sequence[Outcome], benchmark: str, clients: int
+) -> dict[str, Figure]:
+    """The figures of a study for one benchmark and number of clients, by what is added to a file's
+    name."""
     runs = views.there(outcomes)
     if study in ("table1", "table1-block"):
         return {"": beside_the_paper(runs, benchmark, clients)}
@@ -97,7 +108,9 @@ def accuracy_of_configurations(runs: Sequence[Run]) -> Figure:
         (ax,) = axes.flat
         for place, run in enumerate(runs):
             for name, shift in (("masked", -0.12), ("oblivious", 0.12)):
-                _point(ax, run.metrics[name]["acc_all"], place + shift, name, len(run.config.seeds) > 1)
+                _point(
+                    ax, run.metrics[name]["acc_all"], place + shift, name, len(run.config.seeds) > 1
+                )
         _rows(ax, [run.label for run in runs])
         ax.set_xlabel("Acc_ALL")
         _score_legend(figure, ["masked", "oblivious"])
@@ -125,10 +138,19 @@ def answers(outcomes: Sequence[Outcome]) -> Figure:
             for question, members in groups.items():
                 here = [next(at) for _ in members]
                 for place, run in zip(here, members, strict=True):
-                    _point(ax, run.metrics[score]["acc_all"], place, score, len(run.config.seeds) > 1)
+                    _point(
+                        ax, run.metrics[score]["acc_all"], place, score, len(run.config.seeds) > 1
+                    )
                 if (default := defaults[question]) is not None:
                     mean = default.metrics[score]["acc_all"]["mean"]
-                    ax.vlines(mean, here[0] - 0.4, here[-1] + 0.4, color="#888888", linewidth=0.8, zorder=1)
+                    ax.vlines(
+                        mean,
+                        here[0] - 0.4,
+                        here[-1] + 0.4,
+                        color="#888888",
+                        linewidth=0.8,
+                        zorder=1,
+                    )
             _rows(ax, labels, places)
             ax.set(title=title, xlabel="Acc_ALL")
     return figure
@@ -137,13 +159,23 @@ def answers(outcomes: Sequence[Outcome]) -> Figure:
 def memory_sizes(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
     """Acc_ALL against the size of the memory, with the paper's numbers where it prints any."""
     sizes = {int(series.memory_size(run.result)): run for run in runs}
-    printed = {size: found for size in sizes if (found := paper.memory(benchmark, clients, size)) is not None}
+    printed = {
+        size: found
+        for size in sizes
+        if (found := paper.memory(benchmark, clients, size)) is not None
+    }
     with canvas.sheet(1, 2, 3.0, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
-            for label, look, alone in (("fedmes", Look(0, 0, 0), False), ("network alone", Look(4, 1, 1), True)):
+            for label, look, alone in (
+                ("fedmes", Look(0, 0, 0), False),
+                ("network alone", Look(4, 1, 1), True),
+            ):
                 cells = [views.metric(run, score, "acc_all", alone) for run in sizes.values()]
                 numbers = [cell for cell in cells if isinstance(cell, Number)]
-                mean, std = (np.array([canvas.number(getattr(n, part)) for n in numbers]) for part in ("mean", "std"))
+                mean, std = (
+                    np.array([canvas.number(getattr(n, part)) for n in numbers])
+                    for part in ("mean", "std")
+                )
                 canvas.curve(ax, list(sizes), Curve(mean, std), look, label)
             if printed:
                 marker, face, edge = LOOKS["paper"]
@@ -164,17 +196,41 @@ def wall_clock_settings(runs: Sequence[Run]) -> Figure:
     with canvas.sheet(1, 2, 1.3 + 0.3 * len(runs), sharey=True) as (figure, axes):
         bars, points = axes[0]
         compute, talk = np.array(times).T
-        bars.barh(range(len(runs)), compute, height=0.6, color="#4a4d52", label="computing, measured")
-        bars.barh(range(len(runs)), talk, left=compute, height=0.6, color="#c3c6ca", label="communication, modelled")
+        bars.barh(
+            range(len(runs)), compute, height=0.6, color="#4a4d52", label="computing, measured"
+        )
+        bars.barh(
+            range(len(runs)),
+            talk,
+            left=compute,
+            height=0.6,
+            color="#c3c6ca",
+            label="communication, modelled",
+        )
         bars.set_xlabel("seconds of one training, clients in parallel")
         for place, run in enumerate(runs):
             for score, shift in (("masked", -0.12), ("oblivious", 0.12)):
-                _point(points, run.metrics[score]["acc_all"], place + shift, score, len(run.config.seeds) > 1)
+                _point(
+                    points,
+                    run.metrics[score]["acc_all"],
+                    place + shift,
+                    score,
+                    len(run.config.seeds) > 1,
+                )
         _rows(bars, names)
         _rows(points, names)
         points.set_xlabel("Acc_ALL")
-        handles = [*bars.get_legend_handles_labels()[0], *(_mark(name) for name in ("masked", "oblivious"))]
-        figure.legend(handles=handles, loc="outside lower center", ncols=4, handlelength=1.2, columnspacing=1.2)
+        handles = [
+            *bars.get_legend_handles_labels()[0],
+            *(_mark(name) for name in ("masked", "oblivious")),
+        ]
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=4,
+            handlelength=1.2,
+            columnspacing=1.2,
+        )
     return figure
 
 
@@ -184,12 +240,22 @@ def learning_rates(runs: Sequence[Run]) -> Figure:
     with canvas.sheet(1, 1, 3.2) as (figure, axes):
         (ax,) = axes.flat
         for method in methods:
-            points = sorted((run.config.optim.lr, views.rate_score(run)) for run in runs if run.config.method == method)
+            points = sorted(
+                (run.config.optim.lr, views.rate_score(run))
+                for run in runs
+                if run.config.method == method
+            )
             x, y = zip(*points, strict=True)
             look = style.KNOWN[method]
             canvas.curve(ax, x, Curve(np.array(y), np.zeros(len(y))), look, method)
             best = max(points, key=lambda point: (point[1], -point[0]))
-            ax.plot(*best, marker="o", markersize=10, markerfacecolor="none", color=style.LIGHT[look.colour])
+            ax.plot(
+                *best,
+                marker="o",
+                markersize=10,
+                markerfacecolor="none",
+                color=style.LIGHT[look.colour],
+            )
         ax.set_xscale("log")
         ax.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
         ax.minorticks_off()
@@ -209,14 +275,21 @@ def _rows(ax: Axes, labels: Sequence[str], places: Sequence[float] | None = None
     places = list(range(len(labels))) if places is None else places
     ax.set_yticks(places, labels)
     ax.set_ylim(places[-1] + 0.6, -0.6)
-    ax.locator_params(axis="x", nbins=6)  # more would run into each other where they have four digits
+    # more would run into each other where they have four digits
+    ax.locator_params(axis="x", nbins=6)
     ax.grid(visible=True, axis="both")
 
 
 def _mark(name: str) -> Line2D:
     marker, face, edge = LOOKS[name]
-    words = {"paper": "paper", "masked": "ours, task id given (masked)", "oblivious": "ours, no task id (oblivious)"}
-    return Line2D([], [], linestyle="none", marker=marker, markerfacecolor=face, color=edge, label=words[name])
+    words = {
+        "paper": "paper",
+        "masked": "ours, task id given (masked)",
+        "oblivious": "ours, no task id (oblivious)",
+    }
+    return Line2D(
+        [], [], linestyle="none", marker=marker, markerfacecolor=face, color=edge, label=words[name]
+    )
 
 
 def _score_legend(figure: Figure, names: Sequence[str]) -> None:

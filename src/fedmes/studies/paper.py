@@ -1,6 +1,8 @@
-"""The numbers that the paper prints (Xie, Zhu and Li 2024, arXiv 2404.12710), and where each was read.
+"""The numbers that the paper prints (Xie, Zhu and Li 2024, arXiv 2404.12710), and where each was
+read.
 
-Curves, bars and boxes that its figures show without numbers are not here: a table says "not printed" for them.
+Curves, bars and boxes that its figures show without numbers are not here: a table says "not
+printed" for them.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Printed:
-    """A number, its spread over five repetitions where one is printed, and its place in the paper."""
+    """A number, its spread over five repetitions where one is printed, and its place in the
+    paper."""
 
     mean: float
     std: float | None
@@ -57,7 +60,8 @@ _COLUMNS: dict[tuple[str, int], tuple[tuple[float, float, float, float], ...]] =
     ),
 }  # fmt: skip
 
-# FedMeS on Split CIFAR-100 with 10 clients, by samples in the memory: "48 %" at 30, "around 55 %" from 150 on.
+# FedMeS on Split CIFAR-100 with 10 clients, by samples in the memory: "48 %" at 30, "around 55 %"
+# from 150 on.
 _MEMORY = {30: 0.48, 150: 0.55, 180: 0.55, 210: 0.55, 240: 0.55, 300: 0.55}
 
 

@@ -42,7 +42,11 @@ Cell = str | Number
 
 def difference(ours: Cell, paper: Cell) -> Cell:
     """Ours less the paper's, where there are both."""
-    if isinstance(ours, Number) and isinstance(paper, Number) and None not in (ours.mean, paper.mean):
+    if (
+        isinstance(ours, Number)
+        and isinstance(paper, Number)
+        and None not in (ours.mean, paper.mean)
+    ):
         assert ours.mean is not None and paper.mean is not None
         return Number(ours.mean - paper.mean, digits=paper.digits, signed=True)
     return "-"
@@ -59,13 +63,20 @@ class Table:
 def markdown(table: Table) -> str:
     """Columns as wide as their widest cell, so that it can be read as it stands."""
     body = [[cell if isinstance(cell, str) else cell.text() for cell in row] for row in table.rows]
-    widths = [max(len(row[c]) for row in [list(table.heads), *body]) for c in range(len(table.heads))]
+    widths = [
+        max(len(row[c]) for row in [list(table.heads), *body]) for c in range(len(table.heads))
+    ]
 
     def line(cells: Sequence[str]) -> str:
-        first, *rest = [cell.ljust(w) if c == 0 else cell.rjust(w) for c, (cell, w) in enumerate(zip(cells, widths))]  # noqa: B905
+        first = cells[0].ljust(widths[0])
+        rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
         return f"| {' | '.join([first, *rest])} |"
 
-    rule = "|" + "|".join("-" * (w + 2) if c == 0 else "-" * (w + 1) + ":" for c, w in enumerate(widths)) + "|"
+    rule = (
+        "|"
+        + "|".join("-" * (w + 2) if c == 0 else "-" * (w + 1) + ":" for c, w in enumerate(widths))
+        + "|"
+    )
     lines = [f"### {table.title}", "", line(table.heads), rule, *(line(row) for row in body)]
     return "\n".join([*lines, "", *(f"* {note}" for note in table.notes)]).rstrip() + "\n"
 
@@ -87,7 +98,8 @@ def as_csv(label: str, tables: Sequence[Table]) -> str:
             rows.append(row)
         for c, head in enumerate(table.heads):
             heads[head] = None
-            if any(isinstance(cells[c], Number) and cells[c].std is not None for cells in table.rows):  # type: ignore[union-attr]
+            column = [cells[c] for cells in table.rows]
+            if any(isinstance(cell, Number) and cell.std is not None for cell in column):
                 heads[f"{head} std"] = None
     out = io.StringIO()
     writer = csv.DictWriter(out, ["study", "table", *heads], restval="", lineterminator="\n")

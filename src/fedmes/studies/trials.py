@@ -1,4 +1,5 @@
-"""The runs of a study: what is wanted, where it lies, what is already there, and how to have what is not."""
+"""The runs of a study: what is wanted, where it lies, what is already there, and how to have what
+is not."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Scope:
 
     @property
     def root(self) -> Path:
-        """Shrunk versions are never found by a study as it is declared, nor by a report on its results."""
+        """Shrunk versions are never found by a study as it is declared, nor by a report on its
+        results."""
         return self.out / "quick" if self.quick else self.out
 
     @property
@@ -118,8 +120,9 @@ class Outcome:
 
 
 def wanted(scope: Scope) -> list[Trial]:
-    """All runs of the study, benchmark by benchmark. Options are read in this order, later ones over earlier ones: the
-    benchmark's own, `protocol.toml`, `learning-rates.toml` (both in the folder of all studies), the study's, --set."""
+    """All runs of the study, benchmark by benchmark. Options are read in this order, later ones
+    over earlier ones: the benchmark's own, `protocol.toml`, `learning-rates.toml` (both in the
+    folder of all studies), the study's, --set."""
     study = scope.declared()
     protocol, rates = read_toml(scope.root / PROTOCOL), read_toml(scope.root / LEARNING_RATES)
     found = []
@@ -131,20 +134,34 @@ def wanted(scope: Scope) -> list[Trial]:
                 if (rate := rates.get(benchmark, {}).get(line.method)) is not None:
                     agreed["optim.lr"] = rate
                 given = agreed | dict(study.options) | dict(line.options) | dict(scope.options)
-                given |= {"benchmark": benchmark, "method": line.method, "clients": clients, "seeds": seeds}
-                levels = {key: spread(value, clients) for key, value in given.items() if isinstance(value, tuple)}
+                given |= {
+                    "benchmark": benchmark,
+                    "method": line.method,
+                    "clients": clients,
+                    "seeds": seeds,
+                }
+                levels = {
+                    key: spread(value, clients)
+                    for key, value in given.items()
+                    if isinstance(value, tuple)
+                }
                 config = configuration.load(None, {"output.models": "none"} | given | levels)
                 check_trust(config, scope.options.values(), trust=False)
                 place = scope.root / "runs" / setting_name(config) / run_name(config)
-                alone = replace(scope, benchmarks=(benchmark,), clients=(clients,), methods=(line.label,))
+                alone = replace(
+                    scope, benchmarks=(benchmark,), clients=(clients,), methods=(line.label,)
+                )
                 found.append(Trial(line, config, place, alone.command, tuple(scope.options)))
     return found
 
 
 def _agreed(content: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """What `protocol.toml` says of a benchmark: options of all methods, and under `methods` of single ones."""
+    """What `protocol.toml` says of a benchmark: options of all methods, and under `methods` of
+    single ones."""
     everybody = {key: value for key, value in content.items() if key != "methods"}
-    return configuration.dotted(everybody) | configuration.dotted(content.get("methods", {}).get(method, {}))
+    return configuration.dotted(everybody) | configuration.dotted(
+        content.get("methods", {}).get(method, {})
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -161,12 +178,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     return content
 
 
-# Options that are asked for only when clients are judged. (A theta that is tuned holds samples back from training.)
+# Options that are asked for only when clients are judged. (A theta that is tuned holds samples back
+# from training.)
 JUDGING = ("eval.told", "eval.model", "knn.k", "knn.kernel", "knn.theta", "knn.features")
 
 
-def readings(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, Any]]:
-    """Of other runs those that are the same training judged in another way: their options of that kind, by name."""
+def evaluations(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, Any]]:
+    """Of other runs those that are the same training judged in another way: their options of that
+    kind, by name."""
     mine, found = trial.config.options(), {}
     for other in others:
         theirs = other.config.options()
@@ -197,12 +216,15 @@ def seeds_name(seeds: Sequence[int]) -> str:
 
 
 def run_name(config: Config) -> str:
-    """The method, and every option that is not the benchmark's default: equal runs have equal names."""
+    """The method, and every option that is not the benchmark's default: equal runs have equal
+    names."""
     default = configuration.load(None, {"benchmark": config.benchmark}).options()
     apart = [
         f"{'memory' if key == 'memory.size' else key.rpartition('.')[2]}-{_value(value)}"
         for key, value in config.options().items()
-        if value != default[key] and key not in ("method", "clients", "seeds") and not key.startswith(HOW)
+        if value != default[key]
+        and key not in ("method", "clients", "seeds")
+        and not key.startswith(HOW)
     ]
     return "-".join([config.method, *apart])
 
@@ -215,7 +237,8 @@ def _value(value: Any) -> str:
 
 
 def look(trial: Trial) -> Outcome:
-    """The finished run of a trial, whatever device, engine and precision computed it, unless --set asks for one."""
+    """The finished run of a trial, whatever device, engine and precision computed it, unless --set
+    asks for one."""
     if not (trial.directory / "result.json").is_file():
         return Outcome(trial, None, "not run")
     try:
@@ -224,21 +247,28 @@ def look(trial: Trial) -> Outcome:
         return Outcome(trial, None, str(error))
     there = result.config.options()
     for key, value in trial.config.options().items():
-        settled = value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
+        settled = (
+            value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
+        )
         settled = settled or of_another_method(trial.config.method, key)
         if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
-            return Outcome(trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}")
+            return Outcome(
+                trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}"
+            )
     return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
 
 
 def changes(trial: Trial, run: Run, known: dict[str, str]) -> list[str]:
-    """What has changed since the run of a trial was made. What is not here, as its data may be, cannot be compared.
-    `known`: hashes of data that was read already, which is filled in."""
+    """What has changed since the run of a trial was made. What is not here, as its data may be,
+    cannot be compared. `known`: hashes of data that was read already, which is filled in."""
     before, config = run.result.made_from, trial.config
     if not before:
         return []
-    model = config.model.name if plugins.in_a_file(config.model.name) else "mlp"  # any that is not one's own
-    key = json.dumps([config.benchmark, config.tasks, config.data.model_dump(), config.synthetic.model_dump()])
+    # any that is not one's own
+    model = config.model.name if plugins.in_a_file(config.model.name) else "mlp"
+    key = json.dumps(
+        [config.benchmark, config.tasks, config.data.model_dump(), config.synthetic.model_dump()]
+    )
     try:
         used = makers(config.with_({"model.name": model}))
         if key not in known:

@@ -53,7 +53,9 @@ def table1(outcomes: Sequence[Outcome]) -> list[Table]:
         for outcome in members:
             label = outcome.trial.line.label
             votes = outcome.trial.config.method in ("fedmes", "knn-per")
-            for row_label, alone in ((f"{label}-nolip", True), (label, False)) if votes else ((label, False),):
+            for row_label, alone in (
+                ((f"{label}-nolip", True), (label, False)) if votes else ((label, False),)
+            ):
                 cells: list[Cell] = [row_label]
                 printed = paper.table1(benchmark, clients, row_label)
                 for key, digits in (("acc_all", 3), ("fr", 2)):
@@ -66,7 +68,9 @@ def table1(outcomes: Sequence[Outcome]) -> list[Table]:
         notes = _who_leads(there(members))
         if not paper.table1(benchmark, clients, "fedmes"):
             notes.append(_no_numbers(benchmark, clients))
-        tables.append(Table(title_of(members[0].trial.config), tuple(heads), tuple(rows), tuple(notes)))
+        tables.append(
+            Table(title_of(members[0].trial.config), tuple(heads), tuple(rows), tuple(notes))
+        )
     return tables
 
 
@@ -77,7 +81,9 @@ def _no_numbers(benchmark: str, clients: int) -> str:
 def _rivals(runs: Sequence[Run]) -> tuple[Run | None, list[Run]]:
     """FedMeS, and the paper's other methods."""
     ours = [run for run in runs if run.config.method == "fedmes"]
-    return ours[0] if ours else None, [run for run in runs if run.config.method in PAPER_METHODS[:-1]]
+    return ours[0] if ours else None, [
+        run for run in runs if run.config.method in PAPER_METHODS[:-1]
+    ]
 
 
 def _who_leads(runs: Sequence[Run]) -> list[str]:
@@ -88,8 +94,14 @@ def _who_leads(runs: Sequence[Run]) -> list[str]:
     notes = []
     for score in SCORES:
         said = []
-        for word, sign, of_seeds in (("accuracy", 1, series.seed_values), ("forgetting", -1, series.seed_forgetting)):
-            own, others_have = of_seeds(fedmes.result, score), [(of_seeds(run.result, score), run) for run in others]
+        for word, sign, of_seeds in (
+            ("accuracy", 1, series.seed_values),
+            ("forgetting", -1, series.seed_forgetting),
+        ):
+            own, others_have = (
+                of_seeds(fedmes.result, score),
+                [(of_seeds(run.result, score), run) for run in others],
+            )
             known = [(values, run) for values, run in others_have if not np.isnan(values).all()]
             if np.isnan(own).all() or not known:
                 continue
@@ -97,8 +109,12 @@ def _who_leads(runs: Sequence[Run]) -> list[str]:
             ours, theirs = (three(float(np.nanmean(values))) for values in (own, best))
             numbers = f"({ours}; the best other is {rival.label} with {theirs})"
             said.append(f"{standing(sign * own, sign * best, word)} {numbers}")
-        gain = series.seed_values(fedmes.result, score) - series.seed_values(fedmes.result, score, "_nolip")
-        notes.append(f"{score}: FedMeS {' and '.join(said)}; its vote adds {signed(float(np.mean(gain)))}.")
+        gain = series.seed_values(fedmes.result, score) - series.seed_values(
+            fedmes.result, score, "_nolip"
+        )
+        notes.append(
+            f"{score}: FedMeS {' and '.join(said)}; its vote adds {signed(float(np.mean(gain)))}."
+        )
     return notes
 
 
@@ -107,7 +123,10 @@ def curves(outcomes: Sequence[Outcome]) -> list[Table]:
     for members in by_setting(outcomes).values():
         tasks = members[0].trial.config.tasks
         for score in SCORES:
-            for name, measure in (("Acc_Task", series.accuracy_by_task), ("FR_Task", series.forgetting_by_task)):
+            for name, measure in (
+                ("Acc_Task", series.accuracy_by_task),
+                ("FR_Task", series.forgetting_by_task),
+            ):
                 rows = []
                 for outcome in members:
                     cells: list[Cell] = [OPEN] * tasks
@@ -115,10 +134,16 @@ def curves(outcomes: Sequence[Outcome]) -> list[Table]:
                         curve = measure(outcome.run.result, score)
                         spread = len(outcome.run.config.seeds) > 1
                         pairs = zip(curve.mean, curve.std, strict=True)
-                        cells = [Number(float(mean), float(std) if spread else None) for mean, std in pairs]
+                        cells = [
+                            Number(float(mean), float(std) if spread else None)
+                            for mean, std in pairs
+                        ]
                     rows.append((outcome.trial.line.label, *cells))
                 title = f"{name}, {score}: {title_of(members[0].trial.config)}"
-                notes = [_ahead_at(there(members), score, name), f"The paper's curves: {NOT_PRINTED}."]
+                notes = [
+                    _ahead_at(there(members), score, name),
+                    f"The paper's curves: {NOT_PRINTED}.",
+                ]
                 tables.append(
                     Table(title, ("method", *(f"task {t + 1}" for t in range(tasks))), tuple(rows),
                           tuple(note for note in notes if note))
@@ -133,19 +158,32 @@ def _ahead_at(runs: Sequence[Run], score: str, name: str) -> str:
     if name == "Acc_Task":
         own = series.accuracy_by_task(fedmes.result, score).mean
         best = np.max([series.accuracy_by_task(run.result, score).mean for run in others], axis=0)
-        return f"FedMeS has the highest accuracy after {int((own > best).sum())} of {len(own)} tasks."
+        return (
+            f"FedMeS has the highest accuracy after {int((own > best).sum())} of {len(own)} tasks."
+        )
     own = series.forgetting_by_task(fedmes.result, score).mean[1:]
     best = np.min([series.forgetting_by_task(run.result, score).mean[1:] for run in others], axis=0)
     return f"FedMeS forgets least after {int((own < best).sum())} of {len(own)} tasks."
 
 
 def clients(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("method", "Acc_Client mean", "lowest", "highest", "mean width of the range over tasks", "best for clients")
+    heads = (
+        "method",
+        "Acc_Client mean",
+        "lowest",
+        "highest",
+        "mean width of the range over tasks",
+        "best for clients",
+    )
     tables = []
     for members in by_setting(outcomes).values():
         for score in SCORES:
             ranges = {run.label: series.client_ranges(run.result, score) for run in there(members)}
-            best = np.max([value for value, _, _ in ranges.values()], axis=0) if ranges else np.zeros(0)
+            best = (
+                np.max([value for value, _, _ in ranges.values()], axis=0)
+                if ranges
+                else np.zeros(0)
+            )
             rows: list[tuple[Cell, ...]] = []
             for outcome in members:
                 label = outcome.trial.line.label
@@ -157,7 +195,9 @@ def clients(outcomes: Sequence[Outcome]) -> list[Table]:
                 firsts = f"{int((value == best).sum())}/{len(value)}" if len(ranges) > 1 else "-"
                 rows.append((label, *(Number(float(n)) for n in numbers), firsts))
             title = f"{score}: {title_of(members[0].trial.config)}"
-            tables.append(Table(title, heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",)))
+            tables.append(
+                Table(title, heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",))
+            )
     return tables
 
 
@@ -175,9 +215,19 @@ def fusion40(outcomes: Sequence[Outcome]) -> list[Table]:
             for k in range(members[0].trial.config.clients)
         ]
         for name, key in (("all: Acc_ALL", "acc_all"), ("all: FR", "fr")):
-            rows.append((name, *(metric(outcome.run, score, key) for score in SCORES for outcome in members)))
+            rows.append(
+                (
+                    name,
+                    *(metric(outcome.run, score, key) for score in SCORES for outcome in members),
+                )
+            )
         tables.append(
-            Table(title_of(members[0].trial.config), heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",))
+            Table(
+                title_of(members[0].trial.config),
+                heads,
+                tuple(rows),
+                (f"The paper's figure: {NOT_PRINTED}.",),
+            )
         )
     return tables
 
@@ -197,7 +247,9 @@ def memory(outcomes: Sequence[Outcome]) -> list[Table]:
                 ours = metric(outcome.run, score, "acc_all")
                 cells += [ours, difference(ours, theirs)]
             cells += [metric(outcome.run, score, "fr") for score in SCORES]
-            rows.append((*cells, OPEN if outcome.run is None else f"{outcome.run.result.memory_share:.0%}"))
+            rows.append(
+                (*cells, OPEN if outcome.run is None else f"{outcome.run.result.memory_share:.0%}")
+            )
         known = paper.memory(benchmark, clients, 30) is not None
         note = f"Paper: {paper.MEMORY_TEXT}." if known else _no_numbers(benchmark, clients)
         tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), (note,)))
@@ -214,7 +266,9 @@ def heteromemory(outcomes: Sequence[Outcome]) -> list[Table]:
             size = outcome.trial.config.memory.size
             sizes = value_text(sorted(set(size))) if isinstance(size, list) else str(size)
             cells: list[Cell] = [outcome.trial.line.label, sizes, NOT_PRINTED]
-            cells += [metric(outcome.run, score, key) for key in ("acc_all", "fr") for score in SCORES]
+            cells += [
+                metric(outcome.run, score, key) for key in ("acc_all", "fr") for score in SCORES
+            ]
             for score in SCORES:
                 cells.append(OPEN if outcome.run is None else _range(outcome.run, score))
             rows.append(tuple(cells))
@@ -236,7 +290,15 @@ def _range(run: Run, score: str) -> str:
 
 
 def wallclock(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("method", "computing s", "communication s", "together s", "Acc masked", "Acc oblivious", "computed on")
+    heads = (
+        "method",
+        "computing s",
+        "communication s",
+        "together s",
+        "Acc masked",
+        "Acc oblivious",
+        "computed on",
+    )
     tables = []
     for members in by_setting(outcomes).values():
         rows: list[tuple[Cell, ...]] = []
@@ -287,9 +349,15 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
                     cells.append(_over_first(outcome, answers[0], score))
                 cells += [metric(outcome.run, score, "acc_all", alone=True) for score in SCORES]
                 rows.append((*cells, _rule2(outcome.run)))
-            note = "Differences are taken seed by seed." if len(answers[0].trial.config.seeds) > 1 else ""
+            note = (
+                "Differences are taken seed by seed."
+                if len(answers[0].trial.config.seeds) > 1
+                else ""
+            )
             title = f"{question} {title_of(members[0].trial.config)}"
-            columns = [column for column in zip(heads, *rows, strict=True) if not _nobodys(column[1:])]
+            columns = [
+                column for column in zip(heads, *rows, strict=True) if not _nobodys(column[1:])
+            ]
             shown, *kept = zip(*columns, strict=True)
             tables.append(Table(title, shown, tuple(kept), (note,) if note else ()))
     return tables
@@ -305,7 +373,9 @@ def _over_first(outcome: Outcome, first: Outcome, score: str) -> Cell:
         return "the first"
     if outcome.run is None or first.run is None:
         return OPEN
-    gain = series.seed_values(outcome.run.result, score) - series.seed_values(first.run.result, score)
+    gain = series.seed_values(outcome.run.result, score) - series.seed_values(
+        first.run.result, score
+    )
     return Number(float(np.mean(gain)), float(np.std(gain)) if len(gain) > 1 else None, signed=True)
 
 
@@ -323,11 +393,26 @@ def beyond(outcomes: Sequence[Outcome]) -> list[Table]:
 
 def costs(outcomes: Sequence[Outcome]) -> list[Table]:
     """What the methods of the first question take."""
-    heads = ("method", "training s", "of fedmes's", "MB up", "MB down", "stored samples", "computed on")
+    heads = (
+        "method",
+        "training s",
+        "of fedmes's",
+        "MB up",
+        "MB down",
+        "stored samples",
+        "computed on",
+    )
     tables = []
     for members in by_setting(outcomes).values():
-        first = [outcome for outcome in members if outcome.trial.line.question == members[0].trial.line.question]
-        fedmes = next((run.result.seconds["train"] for run in there(first) if run.config.method == "fedmes"), None)
+        first = [
+            outcome
+            for outcome in members
+            if outcome.trial.line.question == members[0].trial.line.question
+        ]
+        fedmes = next(
+            (run.result.seconds["train"] for run in there(first) if run.config.method == "fedmes"),
+            None,
+        )
         rows: list[tuple[Cell, ...]] = []
         for outcome in first:
             run, label = outcome.run, outcome.trial.line.label
@@ -337,8 +422,12 @@ def costs(outcomes: Sequence[Outcome]) -> list[Table]:
             seconds, sent = run.result.seconds["train"], run.result.communication
             ratio = OPEN if fedmes is None else Number(seconds / fedmes, digits=2)
             traffic = [Number(sent[way] / 1e6, digits=1) for way in ("up_bytes", "down_bytes")]
-            rows.append((label, Number(seconds, digits=1), ratio, *traffic, _stored(run), computed_on(run)))
-        tables.append(Table(f"What it takes. {title_of(members[0].trial.config)}", heads, tuple(rows), ()))
+            rows.append(
+                (label, Number(seconds, digits=1), ratio, *traffic, _stored(run), computed_on(run))
+            )
+        tables.append(
+            Table(f"What it takes. {title_of(members[0].trial.config)}", heads, tuple(rows), ())
+        )
     return tables
 
 
@@ -351,12 +440,14 @@ def _stored(run: Run) -> str:
 
 
 def rate_score(run: Run) -> float:
-    """What learning rates are chosen by: Acc_ALL, the mean of both scores, so that neither is favoured."""
+    """What learning rates are chosen by: Acc_ALL, the mean of both scores, so that neither is
+    favoured."""
     return float(np.mean([run.metrics[score]["acc_all"]["mean"] for score in SCORES]))
 
 
 def chosen_rates(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
-    """By benchmark and method, where the whole grid is there: the rate with the best score, of equals the smaller."""
+    """By benchmark and method, where the whole grid is there: the rate with the best score, of
+    equals the smaller."""
     found: dict[str, dict[str, float]] = {}
     for (benchmark, _), members in by_setting(outcomes).items():
         for method in dict.fromkeys(outcome.trial.config.method for outcome in members):
@@ -374,7 +465,9 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
     for (benchmark, _), members in by_setting(outcomes).items():
         rows: list[tuple[Cell, ...]] = []
         for method in dict.fromkeys(outcome.trial.config.method for outcome in members):
-            grid = {o.trial.config.optim.lr: o.run for o in members if o.trial.config.method == method}
+            grid = {
+                o.trial.config.optim.lr: o.run for o in members if o.trial.config.method == method
+            }
             runs = [grid.get(rate) for rate in RATES]
             scores = [OPEN if run is None else Number(rate_score(run)) for run in runs]
             best = chosen.get(benchmark, {}).get(method)

@@ -1,5 +1,6 @@
-"""What a site answers beside its upload: one strict form for each kind of message, written by the site and read by the
-server. Whatever does not fit is read as a refusal, with its reason, and harms nobody but its sender."""
+"""What a site answers beside its upload: one strict form for each kind of message, written by the
+site and read by the server. Whatever does not fit is read as a refusal, with its reason, and harms
+nobody but its sender."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def _share(value: float) -> float:
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Name = Annotated[str, Field(max_length=100), AfterValidator(_name)]
 Number = Annotated[float, Field(allow_inf_nan=True)]  # what has diverged is reported as it is
-Share = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_share)]  # NaN: of a task never met
+# NaN: of a task never met
+Share = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_share)]
 
 
 class Form(BaseModel):
@@ -49,7 +51,8 @@ class Form(BaseModel):
 
 class Facts(Form):
     name: Name
-    version: Annotated[int, Field(ge=-1, le=MOST)]  # of that part of the server's state which lies at the site
+    # of that part of the server's state which lies at the site
+    version: Annotated[int, Field(ge=-1, le=MOST)]
 
 
 class Hello(Facts):
@@ -110,7 +113,9 @@ class Limits:
             _below("work.position", facts.work.position, self.tasks)
             _below("work.index", facts.work.index, self.rounds)
             if not set(facts.work.report) <= set(self.reported):
-                raise ValueError(f"work.report: the method reports {', '.join(sorted(self.reported))} alone")
+                raise ValueError(
+                    f"work.report: the method reports {', '.join(sorted(self.reported))} alone"
+                )
         if isinstance(facts, Scored):
             _below("position", facts.position, self.tasks)
             if not {"acc"} <= facts.accuracy.keys() <= {"acc", "nolip"}:
@@ -137,7 +142,8 @@ def read(reply: Message, kind: str, limits: Limits) -> tuple[Facts, Tensors] | R
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         return unreadable(f"{place}: {first['msg']}" if place else first["msg"])
-    except Exception as error:  # what a stranger has put together may fail in Flower or numpy with any of their errors
+    except Exception as error:
+        # what a stranger has put together may fail in Flower or numpy with any of their errors
         return unreadable(str(error) or type(error).__name__)
 
 

@@ -13,55 +13,70 @@ from fedmes.engines import wire
 from fedmes.engines.devices import numerics
 from fedmes.engines.flower import messages
 from fedmes.engines.flower.answers import Refusal
-from fedmes.engines.flower.site import Answer, Desk
+from fedmes.engines.flower.site import Answer, SiteClient
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
 Node = dict[str, Any]  # what a SuperNode was started with
 NameOf = Callable[[Node], str]
-OpenDesk = Callable[[Config, int, Node], Desk]  # by the server's configuration and a seed's place
+# by the server's configuration and a seed's place
+OpenClient = Callable[[Config, int, Node], SiteClient]
 Order = dict[str, Any]
 
 
-def client_app(name_of: NameOf, open_desk: OpenDesk) -> ClientApp:
+def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
     app = ClientApp()
 
-    def answer(message: Message, context: Context, work: Callable[[Desk, Order, Tensors], Answer]) -> Message:
+    def answer(
+        message: Message, context: Context, work: Callable[[SiteClient, Order, Tensors], Answer]
+    ) -> Message:
         order, node, name = messages.order_of(message), dict(context.node_config), ""
         try:
             name = name_of(node)
             config = Config.model_validate(order["config"])
             with numerics(config):
-                done = work(open_desk(config, order["seed"], node), order, messages.tensors_of(message))
+                done = work(
+                    open_client(config, order["seed"], node), order, messages.tensors_of(message)
+                )
         except UserError as error:
             refusal = Refusal(name=name, error=str(error)).model_dump_json()
             return Message(messages.records(refusal, {}, refused=True), reply_to=message)
-        return Message(messages.records(done.facts.model_dump_json(), wire.pack(done.upload)), reply_to=message)
+        return Message(
+            messages.records(done.facts.model_dump_json(), wire.pack(done.upload)), reply_to=message
+        )
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda desk, order, tensors: desk.hello())
+        return answer(message, context, lambda client, order, tensors: client.hello())
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         return answer(
-            message, context, lambda desk, order, tensors: desk.train(order["round"], _received(desk, order, tensors))
+            message,
+            context,
+            lambda client, order, tensors: client.train(
+                order["round"], _received(client, order, tensors)
+            ),
         )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda desk, order, tensors: desk.evaluate(_received(desk, order, tensors)))
+        return answer(
+            message,
+            context,
+            lambda client, order, tensors: client.evaluate(_received(client, order, tensors)),
+        )
 
     return app
 
 
-def _received(desk: Desk, order: Order, tensors: Tensors) -> Tensors:
+def _received(client: SiteClient, order: Order, tensors: Tensors) -> Tensors:
     """The server's state, of which a part may have come before."""
-    each, kept = desk.method.sent_down(desk.method.server(desk.initial))
+    each, kept = client.method.sent_down(client.method.server(client.initial))
     try:
         sent = wire.unpack({name: tensors.pop(name) for name in order["each"]}, each)
         rest = wire.unpack(tensors, kept) if order["kept"] else None
     except (ValueError, KeyError) as error:
         raise UserError(f"the server's state does not fit this site's method ({error})") from None
     without_masks = {name: t for name, t in (rest or {}).items() if not name.endswith("#mask")}
-    return desk.receive(sent, without_masks if rest is not None else None, order["version"])
+    return client.receive(sent, without_masks if rest is not None else None, order["version"])

@@ -1,7 +1,9 @@
-"""Clients on sites of their own, reached through Flower: its simulation, or a SuperLink with SuperNodes.
+"""Clients on sites of their own, reached through Flower: its simulation, or a SuperLink with
+SuperNodes.
 
-The site's half is site.py, the server's half is here. A message to a site holds the configuration, the round, and the
-server's state; an answer holds what the method uploads and a few numbers about it (answers.py), and nothing else.
+The site's half is site.py, the server's half is here. A message to a site holds the configuration,
+the round, and the server's state; an answer holds what the method uploads and a few numbers about
+it (answers.py), and nothing else.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from fedmes.engines.devices import dtype_of
 from fedmes.engines.flower import answers, messages, privacy
 from fedmes.engines.flower.answers import Facts, Hello, Limits, Refusal, Scored, Trained, unreadable
 from fedmes.engines.loop import tidy
-from fedmes.engines.server import MISFIT, Update, settle
+from fedmes.engines.server import MISFIT, Update, aggregate_round
 from fedmes.errors import UserError
-from fedmes.methods.base import Me, Method
+from fedmes.methods.base import ClientContext, Method
 from fedmes.tensors import Tensors, cast, put
 
 POLL = 0.1  # seconds between looks for answers
 ANEW = 5.0  # seconds between looks for sites that have begun anew
-GATHERING = 60.0  # seconds that the server waits for all sites before it begins with those who are there
+# seconds that the server waits for all sites before it begins with those who are there
+GATHERING = 60.0
 NO_ANSWER, NEVER_THERE = Refusal(name="", error="no answer"), "was never there"
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -44,11 +47,14 @@ Good = tuple[Facts, Tensors]
 
 
 class FlowerEngine:
-    """The server's half of all seeds of a run. Sites keep their own state; what they have done stays done."""
+    """The server's half of all seeds of a run. Sites keep their own state; what they have done
+    stays done."""
 
     compile_seconds = 0.0
 
-    def __init__(self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid) -> None:
+    def __init__(
+        self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid
+    ) -> None:
         self.method, self.config, self.grid = method, config, grid
         initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
         self.servers = [method.server(params) for params in initial]
@@ -58,13 +64,20 @@ class FlowerEngine:
         reported = method.report(client, self.servers[0])
         self.limits = Limits(config.clients, config.tasks, config.rounds, frozenset(reported))
         privacy.check(config.privacy)
-        if config.privacy.clip is not None and list(self.expected) != list(method.sent_down(self.servers[0])[0]):
-            raise UserError(f"privacy.clip: {config.method} does not send back what it receives; leave the option out")
-        self.versions = [0] * len(initial)  # of that part of the state which is sent when it has changed
+        if config.privacy.clip is not None and list(self.expected) != list(
+            method.sent_down(self.servers[0])[0]
+        ):
+            raise UserError(
+                f"privacy.clip: {config.method} does not send back what it receives; leave the option out"
+            )
+        # of that part of the state which is sent when it has changed
+        self.versions = [0] * len(initial)
         self.nodes: dict[int, int] = {}  # client -> Flower's node
         self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that lies there
-        self.samples: dict[tuple[int, int], int] = {}  # (seed, client) -> how many it has said to have
-        self.owed: Counter[tuple[int, int]] = Counter()  # bytes sent of it that are in no round's books yet
+        # (seed, client) -> how many it has said to have
+        self.samples: dict[tuple[int, int], int] = {}
+        # bytes sent of it that are in no round's books yet
+        self.owed: Counter[tuple[int, int]] = Counter()
         self.names: dict[int, str] = {}
         self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is not asked
         self.absent: dict[int, str] = {}  # client -> why its last answer did not count
@@ -85,12 +98,17 @@ class FlowerEngine:
         """Who is not with the others as things stand, and why."""
         known = self.config.federation.sites or [f"client {k}" for k in range(self.config.clients)]
         never = {name: NEVER_THERE for k, name in enumerate(known) if k not in self.nodes}
-        return never | dict(self.refused.values()) | {self.names[k]: reason for k, reason in self.absent.items()}
+        return (
+            never
+            | dict(self.refused.values())
+            | {self.names[k]: reason for k, reason in self.absent.items()}
+        )
 
     # -- who is there
 
     def _gather(self, hope: float) -> None:
-        """Wait for all sites for `hope` seconds, and for as many as are needed as long as it takes."""
+        """Wait for all sites for `hope` seconds, and for as many as are needed as long as it
+        takes."""
         began, needed = time.monotonic(), self.config.server.min_clients
         while (here := self._meet()) < self.config.clients:
             waited = time.monotonic() - began
@@ -98,9 +116,15 @@ class FlowerEngine:
             if hopeless and here >= needed:
                 break
             if hopeless and self.refused and len(self.nodes) < needed:
-                raise UserError("; ".join(f"{name}: {reason}" for name, reason in sorted(set(self.refused.values()))))
+                raise UserError(
+                    "; ".join(
+                        f"{name}: {reason}" for name, reason in sorted(set(self.refused.values()))
+                    )
+                )
             if waited > self.config.server.timeout:
-                raise UserError(f"{here} of {self.config.clients} sites are there, and server.min_clients is {needed}")
+                raise UserError(
+                    f"{here} of {self.config.clients} sites are there, and server.min_clients is {needed}"
+                )
             time.sleep(POLL)
 
     def _meet(self) -> int:
@@ -111,7 +135,11 @@ class FlowerEngine:
 
     def _greet(self, nodes: Sequence[int]) -> None:
         for s in range(len(self.servers)):
-            orders = {node: self._message("query", node, s, {}, {}) for node in nodes if node not in self.refused}
+            orders = {
+                node: self._message("query", node, s, {}, {})
+                for node in nodes
+                if node not in self.refused
+            }
             for node, answer in self._exchange("query", orders).items():
                 if isinstance(answer, Refusal):
                     self._refuse(node, answer.name or f"node {node}", answer.error)
@@ -140,8 +168,8 @@ class FlowerEngine:
         return len({name for name, _ in self.refused.values() if not sites or name in sites})
 
     def anything_to_do(self) -> bool:
-        """Does any site have something left to learn? If none has, they are asked again for a while. If all are gone,
-        there is nobody to say so, and the next round waits for them."""
+        """Does any site have something left to learn? If none has, they are asked again for a
+        while. If all are gone, there is nobody to say so, and the next round waits for them."""
         if self.silent and not self._meet():
             return True
         deadline = time.monotonic() + self.config.server.patience
@@ -160,15 +188,20 @@ class FlowerEngine:
 
     # -- messages
 
-    def _message(self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors) -> Message:
+    def _message(
+        self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors
+    ) -> Message:
         order = {"config": self.config.as_dict(), "seed": s, **order}
-        return Message(messages.records(json.dumps(order), tensors), message_type=kind, dst_node_id=node)
+        return Message(
+            messages.records(json.dumps(order), tensors), message_type=kind, dst_node_id=node
+        )
 
     def _exchange(self, kind: str, orders: dict[int, Message]) -> dict[int, Good | Refusal]:
         """Messages to some clients, and the answers of those who gave one in time.
 
-        A SuperNode that is killed takes the messages with it that it has fetched. The SuperLink says so only if it is
-        asked while the node is away; of one that is back by then nobody hears. So it is asked again."""
+        A SuperNode that is killed takes the messages with it that it has fetched. The SuperLink
+        says so only if it is asked while the node is away; of one that is back by then nobody
+        hears. So it is asked again."""
         since = self._connected() if orders else {}
         waiting = self._send(orders)
         found: dict[int, Good | Refusal] = {}
@@ -186,21 +219,28 @@ class FlowerEngine:
                 looked, latest = now, self._connected()
                 anew = {node for node, start in latest.items() if start != since.get(node)}
                 asked = {k: orders[k] for k in waiting.values()}
-                waiting |= self._send({k: order for k, order in asked.items() if order.metadata.dst_node_id in anew})
+                waiting |= self._send(
+                    {k: order for k, order in asked.items() if order.metadata.dst_node_id in anew}
+                )
                 since |= latest
             time.sleep(POLL)
         return found
 
     def _send(self, orders: dict[int, Message]) -> dict[str, int]:
         """Whom each message went to, by its id: an error's sender is not the node that failed."""
-        new = [Message(m.content, m.metadata.dst_node_id, m.metadata.message_type) for m in orders.values()]
+        new = [
+            Message(m.content, m.metadata.dst_node_id, m.metadata.message_type)
+            for m in orders.values()
+        ]
         return dict(zip(self.grid.push_messages(new), orders, strict=True))
 
     def _connected(self) -> dict[int, str]:
         """The nodes that are there, and since when."""
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
-    def _ask(self, kind: str, s: int, clients: Iterable[int], g: int) -> tuple[dict[int, Good], dict[int, int]]:
+    def _ask(
+        self, kind: str, s: int, clients: Iterable[int], g: int
+    ) -> tuple[dict[int, Good], dict[int, int]]:
         """The server's state to some clients: their answers, and how many bytes went to each."""
         each, kept = self.method.sent_down(self.servers[s])
         sent, rest = wire.pack(each), wire.pack(kept)
@@ -225,8 +265,11 @@ class FlowerEngine:
         return good, size
 
     def _plausible(self, s: int, k: int, answer: Good | Refusal) -> Good | Refusal:
-        """A site trains on no more samples than it has; it may have got more since it was asked how many."""
-        work = answer[0].work if isinstance(answer, tuple) and isinstance(answer[0], Trained) else None
+        """A site trains on no more samples than it has; it may have got more since it was asked how
+        many."""
+        work = (
+            answer[0].work if isinstance(answer, tuple) and isinstance(answer[0], Trained) else None
+        )
         if work is not None and work.samples > self.samples[s, k]:
             self._greet([self.nodes[k]])
             if work.samples > self.samples[s, k]:
@@ -261,17 +304,22 @@ class FlowerEngine:
                 sent = int(wire.size(updates[k].tensors))
             except ValueError:
                 unreadable[k] = self.absent[k] = MISFIT
-            done.append(RoundRow(s, k, work.position, work.index, work.report, sent, size[k], work.seconds))
+            done.append(
+                RoundRow(s, k, work.position, work.index, work.report, sent, size[k], work.seconds)
+            )
             self.owed[s, k] = 0
         before = self.servers[s]
-        after, left_out = settle(self.method, before, updates, self.config.clients, self.expected)
+        after, left_out = aggregate_round(
+            self.method, before, updates, self.config.clients, self.expected
+        )
         self.servers[s] = after = tidy(after)
         old, new = self.method.sent_down(before)[1], self.method.sent_down(after)[1]
         self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
         return [replace(row, reason=(left_out | unreadable).get(row.client, "")) for row in done]
 
     def _chosen(self, g: int) -> list[int]:
-        """A share of the sites. In a simulation the schedule says who takes part, and everybody is asked."""
+        """A share of the sites. In a simulation the schedule says who takes part, and everybody is
+        asked."""
         here = sorted(self.nodes)
         if not self.config.federation.sites:
             return here
@@ -286,16 +334,24 @@ class FlowerEngine:
             found, _ = self._ask("evaluate", s, [k for seed, k in self.ended if seed == s], g)
             for k, (facts, _) in sorted(found.items()):
                 assert isinstance(facts, Scored)
-                scores.append(Score(s, k, facts.position, facts.accuracy, undefined=facts.undefined))
+                scores.append(
+                    Score(s, k, facts.position, facts.accuracy, undefined=facts.undefined)
+                )
         log.info("%s", self._line(g, scores))
         return scores
 
     def _line(self, g: int, scores: list[Score]) -> str:
-        """A round in a line: who has trained, who is missing and why, and how well those do who have ended a task."""
-        trained = {self.names[row.client]: f" (left out: {row.reason})" if row.reason else "" for row in self.rows}
+        """A round in a line: who has trained, who is missing and why, and how well those do who
+        have ended a task."""
+        trained = {
+            self.names[row.client]: f" (left out: {row.reason})" if row.reason else ""
+            for row in self.rows
+        }
         parts = [", ".join(name + why for name, why in trained.items()) or "nobody"]
         if missing := self.sites_left_out:
-            parts.append("missing " + ", ".join(f"{name} ({reason})" for name, reason in missing.items()))
+            parts.append(
+                "missing " + ", ".join(f"{name} ({reason})" for name, reason in missing.items())
+            )
         if scores:
             means = [f"{self.names[each.client]} {_mean(each):.3f}" for each in scores]
             parts.append("accuracy so far " + ", ".join(means))
@@ -326,10 +382,10 @@ def _mean(score: Score) -> float:
     return sum(met) / len(met) if met else math.nan
 
 
-def _anybody(config: Config, params: Tensors) -> Me:
+def _anybody(config: Config, params: Tensors) -> ClientContext:
     """A client that stands nowhere, to see the shapes of what clients send."""
     classes = len(params["head.bias"]) if "head.bias" in params else len(params["head.weight"])
     number, weight = torch.zeros((), dtype=torch.int64), next(iter(params.values())).new_zeros(())
     yes, seen = torch.tensor(True), torch.zeros(classes, dtype=torch.bool)
     tables = (seen.expand(config.tasks, -1), seen.expand(config.tasks, -1), seen)
-    return Me(number, number, yes, yes, weight, weight, *tables, number, number)
+    return ClientContext(number, number, yes, yes, weight, weight, *tables, number, number)

@@ -14,7 +14,9 @@ from fedmes.tensors import Tensors
 
 def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
     arrays = ArrayRecord({name: _array(t) for name, t in tensors.items()})
-    return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({"refusal" if refused else "json": text})})
+    return RecordDict(
+        {"tensors": arrays, "fedmes": ConfigRecord({"refusal" if refused else "json": text})}
+    )
 
 
 def text_of(message: Message) -> tuple[str, bool]:

@@ -1,4 +1,5 @@
-"""What noise costs: the Gaussian mechanism, calibrated exactly (Balle and Wang, 2018), and an update that bears it."""
+"""What noise costs: the Gaussian mechanism, calibrated exactly (Balle and Wang, 2018), and an
+update that bears it."""
 
 from __future__ import annotations
 
@@ -12,27 +13,32 @@ from fedmes.config.options import Privacy
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
-EPSILONS, DELTAS = (1e-3, 100.0), (1e-12, 0.01)  # beyond these, nothing is protected or nothing is left
+# beyond these, nothing is protected or nothing is left
+EPSILONS, DELTAS = (1e-3, 100.0), (1e-12, 0.01)
 
 
 def check(options: Privacy) -> None:
     """Refuse what cannot be meant."""
     if options.epsilon is None:
         return
-    for name, value, (least, most) in (("epsilon", options.epsilon, EPSILONS), ("delta", options.delta, DELTAS)):
+    for name, value, (least, most) in (
+        ("epsilon", options.epsilon, EPSILONS),
+        ("delta", options.delta, DELTAS),
+    ):
         if not least <= value <= most:
             raise UserError(f"privacy.{name}: {value:g} is not between {least:g} and {most:g}")
 
 
 def delta_of(epsilon: float, shift: float) -> float:
-    """The least delta for which adding noise of standard deviation 1 is (epsilon, delta)-private, where what it hides
-    may move a value by `shift`."""
+    """The least delta for which adding noise of standard deviation 1 is (epsilon, delta)-private,
+    where what it hides may move a value by `shift`."""
     middle, tilt = shift / 2, epsilon / shift
     return _below(middle - tilt) - math.exp(epsilon) * _below(-middle - tilt)
 
 
 def noise_for(epsilon: float, delta: float) -> float:
-    """The least standard deviation that makes a value (epsilon, delta)-private which may move by 1."""
+    """The least standard deviation that makes a value (epsilon, delta)-private which may move by
+    1."""
     low, high = 1.0, 1.0
     while delta_of(epsilon, 1 / high) > delta:
         high *= 2
@@ -44,10 +50,11 @@ def noise_for(epsilon: float, delta: float) -> float:
 
 
 def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
-    """An upload at most `clip` away from what was received and, where `epsilon` asks for it, with noise.
+    """An upload at most `clip` away from what was received and, where `epsilon` asks for it, with
+    noise.
 
-    Any two updates of that norm differ by up to twice as much: this is what noise must hide. It is drawn anew from the
-    system's entropy, since whoever could compute it could take it off again.
+    Any two updates of that norm differ by up to twice as much: this is what noise must hide. It is
+    drawn anew from the system's entropy, since whoever could compute it could take it off again.
     """
     if options.clip is None:
         return upload
@@ -62,7 +69,11 @@ def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
     draw = np.random.default_rng()
 
     def sent(name: str, t: Tensor) -> Tensor:
-        noise = torch.from_numpy(draw.normal(0.0, deviation, tuple(t.shape))).to(t.device) if deviation else 0.0
+        noise = (
+            torch.from_numpy(draw.normal(0.0, deviation, tuple(t.shape))).to(t.device)
+            if deviation
+            else 0.0
+        )
         return (received[name] + scale * t + noise).to(upload[name].dtype)
 
     return {name: sent(name, t) for name, t in update.items()}

@@ -1,8 +1,9 @@
 """A client on a disk of its own: what a real site does with each message of the server.
 
-Everything a site must not lose lies in its directory: state and position under `checkpoint/` (results/checkpoint.py),
-and what predicts as a client directory (results/client_dir.py). Nothing lives in memory between two messages, so a
-process may be killed at any moment; a message that comes twice changes nothing twice.
+Everything a site must not lose lies in its directory: state and position under `checkpoint/`
+(results/checkpoint.py), and what predicts as a client directory (results/client_dir.py). Nothing
+lives in memory between two messages, so a process may be killed at any moment; a message that comes
+twice changes nothing twice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Answer:
     upload: Tensors = field(default_factory=dict)
 
 
-class Desk:
+class SiteClient:
     """One client's part in one federation, in a directory."""
 
     def __init__(
@@ -48,32 +49,46 @@ class Desk:
         *,
         scheduled: bool,
     ) -> None:
-        """`scheduled`: the plan speaks of the server's rounds, as in a simulation; else of the rounds that this site
-        has taken part in, with one task after the other as they arrive."""
-        self.name, self.directory, self.method, self.site, self.scheduled = name, directory, method, site, scheduled
+        """`scheduled`: the plan speaks of the server's rounds, as in a simulation; else of the
+        rounds that this site has taken part in, with one task after the other as they arrive."""
+        self.name, self.directory, self.method, self.site, self.scheduled = (
+            name,
+            directory,
+            method,
+            site,
+            scheduled,
+        )
         self.initial, self.save_predictor = initial, save_predictor
-        self.st = method.init(initial, site.me())
-        self.kept: Tensors = {}  # of the server's state, what comes only when it has changed; and which version it is
+        self.state = method.init(initial, site.ctx())
+        # of the server's state, what comes only when it has changed; and which version it is
+        self.kept: Tensors = {}
         # the server's last round here, own rounds so far, the tasks begun and ended last
-        self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {"attended": 0}
-        self.noisy: Tensors = {}  # the last upload, where noise was added to it: a second draw would tell more
+        self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {
+            "attended": 0
+        }
+        # the last upload, where noise was added to it: a second draw would tell more
+        self.noisy: Tensors = {}
         self.saves, self.received = 0, False
         if (found := checkpoint.latest(directory)) is not None:
             tensors, stored = found
             try:  # in its own order, which decides how sums round
-                self.st = {name: tensors[f"client.{name}"] for name in self.st}
+                self.state = {name: tensors[f"client.{name}"] for name in self.state}
                 self.kept, self.noisy = pick(tensors, "kept"), pick(tensors, "noisy")
                 self.about = {name: int(stored[name]) for name in self.about}
                 self.saves = int(stored["saves"])
             except KeyError as error:
-                raise UserError(f"{directory}: its state is of another method or model ({error} is missing)") from None
+                raise UserError(
+                    f"{directory}: its state is of another method or model ({error} is missing)"
+                ) from None
 
     def hello(self) -> Answer:
         """Who this is and where it stands."""
         now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
         waiting = bool((self.site.plan.position[now:] >= 0).any())
         samples = len(self.site.plan.rows)
-        return Answer(Hello(client=int(self.site.index), samples=samples, waiting=waiting, **self._standing()))
+        return Answer(
+            Hello(client=int(self.site.index), samples=samples, waiting=waiting, **self._standing())
+        )
 
     def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
         """The server's state, put together from what comes each time and what came earlier."""
@@ -84,11 +99,13 @@ class Desk:
         return sent | self.kept
 
     @torch.no_grad()
-    def train(self, g: int, bc: Tensors) -> Answer:
+    def train(self, g: int, broadcast: Tensors) -> Answer:
         """Take part in the server's round g."""
         again = self.about["round"] == g
         if self.about["round"] > g:
-            raise UserError(f"{self.directory} has done round {self.about['round'] + 1} and is asked for {g + 1}")
+            raise UserError(
+                f"{self.directory} has done round {self.about['round'] + 1} and is asked for {g + 1}"
+            )
         now = g if self.scheduled else self.about["attended"] - again
         plan = self.site.plan
         work = plan.round(now)
@@ -103,36 +120,50 @@ class Desk:
             # Who was away when a task ended or began makes up for it.
             late = self._end_task() if self.about["begun"] != work.position else {}
             work = replace(work, first=self.about["begun"] != work.position)
-            self.st = tidy(client_round(self.method, self.st | late, bc, work, self.site))
-            self.about |= {"round": g, "attended": self.about["attended"] + 1, "begun": work.position}
+            self.state = tidy(
+                client_round(self.method, self.state | late, broadcast, work, self.site)
+            )
+            self.about |= {
+                "round": g,
+                "attended": self.about["attended"] + 1,
+                "begun": work.position,
+            }
             self.noisy = {}
-        upload = self.noisy or self._upload(work, bc)
+        upload = self.noisy or self._upload(work, broadcast)
         self._save()
-        report = {name: float(value) for name, value in self.method.report(self.st, bc).items()}
+        report = {
+            name: float(value) for name, value in self.method.report(self.state, broadcast).items()
+        }
         seconds = time.perf_counter() - start
         about = Work(
-            position=work.position, index=work.index, samples=len(work.samples), report=report, seconds=seconds
+            position=work.position,
+            index=work.index,
+            samples=len(work.samples),
+            report=report,
+            seconds=seconds,
         )
         ended = plan.ends(now) is not None
         facts = Trained(waiting=waiting, ended=ended, work=about, **self._standing())
         return Answer(facts, broken(upload) if work.broken else upload)
 
     @torch.no_grad()
-    def evaluate(self, bc: Tensors) -> Answer:
+    def evaluate(self, broadcast: Tensors) -> Answer:
         """End the task, keep what predicts, and score it on the site's own test data."""
         if late := self._end_task():
-            self.st = self.st | late
+            self.state = self.state | late
         self._save()
         position = self.about["begun"]
-        ready = client_predictor(self.method, self.st, bc, position, self.site)
-        self.save_predictor(ready, position)
-        me = self.site.me(self.site.plan.last_round(position))
-        accuracy, undefined = client_score(self.method, ready, position, self.site, me)
-        return Answer(Scored(position=position, accuracy=accuracy, undefined=undefined, **self._standing()))
+        predictor = client_predictor(self.method, self.state, broadcast, position, self.site)
+        self.save_predictor(predictor, position)
+        ctx = self.site.ctx(self.site.plan.last_round(position))
+        accuracy, undefined = client_score(self.method, predictor, position, self.site, ctx)
+        return Answer(
+            Scored(position=position, accuracy=accuracy, undefined=undefined, **self._standing())
+        )
 
-    def _upload(self, work: Round, bc: Tensors) -> Tensors:
+    def _upload(self, work: Round, broadcast: Tensors) -> Tensors:
         options = self.method.config.privacy
-        upload = protected(self.method.upload(self.st, self.site.me(work)), bc, options)
+        upload = protected(self.method.upload(self.state, self.site.ctx(work)), broadcast, options)
         if options.epsilon is not None:
             self.noisy = upload
         return upload
@@ -143,12 +174,12 @@ class Desk:
         if self.about["ended"] == begun:
             return {}
         self.about["ended"] = begun
-        return self.method.end_task(self.st, self.site.me(self.site.plan.last_round(begun)))
+        return self.method.end_task(self.state, self.site.ctx(self.site.plan.last_round(begun)))
 
     def _standing(self) -> dict[str, Any]:
         return {"name": self.name, "version": self.about["version"]}
 
     def _save(self) -> None:
         self.saves, self.received = self.saves + 1, False
-        tensors = put("client", self.st) | put("kept", self.kept) | put("noisy", self.noisy)
+        tensors = put("client", self.state) | put("kept", self.kept) | put("noisy", self.noisy)
         checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})

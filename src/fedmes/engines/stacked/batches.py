@@ -1,4 +1,5 @@
-"""From plans to stacked tensors: grids of [seed][client] entries, and samples as [seed, client, sample, ...]."""
+"""From plans to stacked tensors: grids of [seed][client] entries, and samples as [seed, client,
+sample, ...]."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.client_data import Federation, Samples
-from fedmes.methods.base import Batch, Me
+from fedmes.methods.base import Batch, ClientContext
 
 Grid = list[list[Any]]  # [seed][client]
 NOBODY: Ints = np.zeros(0, np.int64)
@@ -20,11 +21,15 @@ NOBODY: Ints = np.zeros(0, np.int64)
 
 def each(function: Callable[..., Any], *grids: Grid) -> Grid:
     """A function of one client, for every client of every seed."""
-    return [[function(*entries) for entries in zip(*rows, strict=True)] for rows in zip(*grids, strict=True)]
+    return [
+        [function(*entries) for entries in zip(*rows, strict=True)]
+        for rows in zip(*grids, strict=True)
+    ]
 
 
 def padded(grid: Grid, width: int | None = None) -> Ints:
-    """Lists of numbers as one table [seed, client, width], padded with -1; without a width, that of the longest."""
+    """Lists of numbers as one table [seed, client, width], padded with -1; without a width, that of
+    the longest."""
     width = width or max(len(numbers) for row in grid for numbers in row)
     table = np.full((len(grid), len(grid[0]), width), -1, np.int64)
     for s, row in enumerate(grid):
@@ -34,7 +39,8 @@ def padded(grid: Grid, width: int | None = None) -> Ints:
 
 
 class Numbers(NamedTuple):
-    """Samples by row of the data set (-1: padding), with the position of the task they belong to."""
+    """Samples by row of the data set (-1: padding), with the position of the task they belong
+    to."""
 
     rows: Tensor
     task: Tensor
@@ -72,18 +78,20 @@ class Batches:
         if self.data.source is None:
             entries = table[:, None]
         else:
-            entries = table[torch.arange(len(table), device=table.device)[:, None, None], self.data.source[rows]]
+            entries = table[
+                torch.arange(len(table), device=table.device)[:, None, None], self.data.source[rows]
+            ]
         return entries[..., None, None] if self.data.x.ndim == 4 else entries
 
-    def batch(self, numbers: Numbers, me: Me) -> Batch:
+    def batch(self, numbers: Numbers, ctx: ClientContext) -> Batch:
         """Samples as training at each client's position sees them."""
         x, y, mask = self.samples(numbers.rows)
-        scope = me.seen[:, :, None].expand(*y.shape, -1)
+        scope = ctx.seen[:, :, None].expand(*y.shape, -1)
         if self.scope == "tasks":
             seed = torch.arange(len(self.blocks_so_far), device=self.device)[:, None]
-            scope = self.blocks_so_far[seed, me.client, me.position][:, :, None].expand_as(scope)
+            scope = self.blocks_so_far[seed, ctx.client, ctx.position][:, :, None].expand_as(scope)
         elif self.scope == "all":
             scope = torch.ones_like(scope)
         elif self.scope == "block":
-            scope = me.blocks.take_along_dim(numbers.task[..., None], dim=2)
+            scope = ctx.blocks.take_along_dim(numbers.task[..., None], dim=2)
         return Batch(x, y, mask, scope, numbers.task)

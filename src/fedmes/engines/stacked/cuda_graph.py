@@ -1,4 +1,5 @@
-"""What a GPU does between steps, replayed from CUDA graphs: launching it from Python took longer than doing it."""
+"""What a GPU does between steps, replayed from CUDA graphs: launching it from Python took longer
+than doing it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ T = TypeVar("T")
 
 
 class Captured(Generic[T]):
-    """A function of tensors that keep their place. On a GPU it runs once as it is, then from a graph."""
+    """A function of tensors that keep their place. On a GPU it runs once as it is, then from a
+    graph."""
 
     def __init__(self, function: Callable[[], T], device: torch.device, notes: list[str]) -> None:
         self.function, self.notes = function, notes
@@ -33,7 +35,8 @@ class Captured(Generic[T]):
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the planning thread pins memory
+            # the planning thread pins memory
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self.result = self.function()
         except Exception as error:  # what cannot be recorded still runs
             reason = (str(error).strip().splitlines() or [""])[0]

@@ -1,9 +1,10 @@
 """Convolutions of all clients in one launch, for a GPU in bf16.
 
-Mapped over clients, a convolution becomes one with a group for each client. cuDNN runs most of those group after group,
-with conversions of layout in between. The kernels here take all groups at once. They enter a compiled step as a pass
-over its graph, so that networks and methods need not know. For every shape, cuDNN and these kernels are timed
-once while the step is compiled, and the faster one stays.
+Mapped over clients, a convolution becomes one with a group for each client. cuDNN runs most of
+those group after group, with conversions of layout in between. The kernels here take all groups at
+once. They enter a compiled step as a pass over its graph, so that networks and methods need not
+know. For every shape, cuDNN and these kernels are timed once while the step is compiled, and the
+faster one stays.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ def weight_tile(outputs: int, inputs: int) -> Tile:
     return Tile(128 if inputs < 16 else 64, 64, 64, 4)
 
 
-PROGRAMS = 1024  # that keep a GPU busy; fewer clients than that takes share a sum over pixels between several programs
+# that keep a GPU busy; fewer clients than that takes share a sum over pixels between several
+# programs
+PROGRAMS = 1024
 
 
-# --- kernels: images [n, groups * channels, h, w]; weights by tap, [groups, kh * kw, out, in] ------------------------
+# --- kernels: images [n, groups * channels, h, w]; weights by tap, [groups, kh * kw, out, in] -----
 
 
 @triton.jit
@@ -76,7 +79,11 @@ def _convolve(  # type: ignore[no-untyped-def]
         at = image + iy * wd + iz
         for c in range(0, ci, IN):
             real = c + i < ci
-            xs = tl.load(at[None, :] + (c + i)[:, None] * (h * wd), mask=inside[None, :] & real[:, None], other=0.0)
+            xs = tl.load(
+                at[None, :] + (c + i)[:, None] * (h * wd),
+                mask=inside[None, :] & real[:, None],
+                other=0.0,
+            )
             ws = tl.load(
                 kernel + (tap * co + o[:, None]) * ci + (c + i)[None, :],
                 mask=(o < co)[:, None] & real[None, :],
@@ -97,7 +104,8 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     ow: tl.constexpr, ci: tl.constexpr, co: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr, pad_h: tl.constexpr,
     pad_w: tl.constexpr, PIXELS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """[out, pixel] x [pixel, in] products of one tap, added up over this program's share of the pixels."""
+    """[out, pixel] x [pixel, in] products of one tap, added up over this program's share of the
+    pixels."""
     tap = tl.program_id(0) % (kh * kw)
     block = tl.program_id(0) // (kh * kw)
     blocks_in: tl.constexpr = (ci + IN - 1) // IN
@@ -112,12 +120,16 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
         real = p < pixels
         inside = real & (iy >= 0) & (iy < h) & (iz >= 0) & (iz < wd)
         gs = tl.load(
-            g + (n * (groups * co * oh * ow) + p % (oh * ow))[None, :] + (group * co + o)[:, None] * (oh * ow),
+            g
+            + (n * (groups * co * oh * ow) + p % (oh * ow))[None, :]
+            + (group * co + o)[:, None] * (oh * ow),
             mask=real[None, :] & (o < co)[:, None],
             other=0.0,
         )
         xs = tl.load(
-            x + (n * (groups * ci * h * wd) + iy * wd + iz)[None, :] + (group * ci + i)[:, None] * (h * wd),
+            x
+            + (n * (groups * ci * h * wd) + iy * wd + iz)[None, :]
+            + (group * ci + i)[:, None] * (h * wd),
             mask=inside[None, :] & (i < ci)[:, None],
             other=0.0,
         )
@@ -127,12 +139,16 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 
 
 def _block(size: int, most: int) -> int:
-    return min(most, max(16, triton.next_power_of_2(size)))  # a tensor core's product has sides of 16 at least
+    # a tensor core's product has sides of 16 at least
+    return min(most, max(16, triton.next_power_of_2(size)))
 
 
 @torch.library.custom_op("fedmes::convolve", mutates_args=())
-def convolve(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int], tile: list[int]) -> Tensor:
-    """A stride-1 convolution of all groups; an input gradient is one too, with flipped taps and in for out."""
+def convolve(
+    x: Tensor, taps: Tensor, kernel: list[int], padding: list[int], tile: list[int]
+) -> Tensor:
+    """A stride-1 convolution of all groups; an input gradient is one too, with flipped taps and in
+    for out."""
     groups, _, co, ci = taps.shape
     x, taps, (n, _, h, w) = x.contiguous(), taps.contiguous(), x.shape
     out = convolve_shape(x, taps, kernel, padding, tile)
@@ -146,7 +162,9 @@ def convolve(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int], til
 
 
 @convolve.register_fake
-def convolve_shape(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int], tile: list[int]) -> Tensor:
+def convolve_shape(
+    x: Tensor, taps: Tensor, kernel: list[int], padding: list[int], tile: list[int]
+) -> Tensor:
     groups, _, co, _ = taps.shape
     sides = (side + 2 * p - k + 1 for side, k, p in zip(x.shape[2:], kernel, padding, strict=True))
     return x.new_empty(x.shape[0], groups * co, *sides)
@@ -156,7 +174,8 @@ def convolve_shape(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int
 def weight_gradient(
     x: Tensor, g: Tensor, groups: int, kernel: list[int], padding: list[int], tile: list[int]
 ) -> Tensor:
-    """The gradient of `convolve` to its taps, in float32 parts that are still to be added up (in a fixed order)."""
+    """The gradient of `convolve` to its taps, in float32 parts that are still to be added up (in a
+    fixed order)."""
     x, g, (n, _, h, w), (oh, ow) = x.contiguous(), g.contiguous(), x.shape, g.shape[2:]
     out = weight_gradient_shape(x, g, groups, kernel, padding, tile)
     parts, _, taps, co, ci = out.shape
@@ -174,13 +193,15 @@ def weight_gradient_shape(
     x: Tensor, g: Tensor, groups: int, kernel: list[int], padding: list[int], tile: list[int]
 ) -> Tensor:
     co, ci, taps = g.shape[1] // groups, x.shape[1] // groups, kernel[0] * kernel[1]
-    programs = groups * taps * triton.cdiv(co, _block(co, tile[1])) * triton.cdiv(ci, _block(ci, tile[2]))
+    programs = (
+        groups * taps * triton.cdiv(co, _block(co, tile[1])) * triton.cdiv(ci, _block(ci, tile[2]))
+    )
     pixels = g.shape[0] * g.shape[2] * g.shape[3]
     parts = max(1, min(PROGRAMS // programs, pixels // 1024))
     return x.new_empty(parts, groups, taps, co, ci, dtype=torch.float32)
 
 
-# --- the pass over a compiled step's graph ---------------------------------------------------------------------------
+# --- the pass over a compiled step's graph --------------------------------------------------------
 
 
 class Shape(NamedTuple):
@@ -197,7 +218,10 @@ class Shape(NamedTuple):
 
     @property
     def out(self) -> tuple[int, ...]:
-        sides = (side + 2 * p - k + 1 for side, k, p in zip(self.x[2:], self.w[2:], self.padding, strict=True))
+        sides = (
+            side + 2 * p - k + 1
+            for side, k, p in zip(self.x[2:], self.w[2:], self.padding, strict=True)
+        )
         return (self.x[0], self.w[0], *sides)
 
 
@@ -219,7 +243,11 @@ def to_weight(call: Callable[..., Any], shape: Shape, g: Any, x: Any) -> Any:
     gradient = torch.ops.fedmes.weight_gradient.default
     parts = call(gradient, x, g, shape.groups, shape.kernel, list(shape.padding), list(tile))
     taps = call(aten.permute.default, call(aten.sum.dim_IntList, parts, [0]), [0, 2, 3, 1])
-    return call(torch.ops.prims.convert_element_type.default, call(aten.reshape.default, taps, list(shape.w)), BF16)
+    return call(
+        torch.ops.prims.convert_element_type.default,
+        call(aten.reshape.default, taps, list(shape.w)),
+        BF16,
+    )
 
 
 def _by_group(call: Callable[..., Any], shape: Shape, w: Any) -> Any:
@@ -227,10 +255,20 @@ def _by_group(call: Callable[..., Any], shape: Shape, w: Any) -> Any:
 
 
 def _convolution(
-    call: Callable[..., Any], shape: Shape, x: Any, by_group: Any, order: list[int], padding: tuple[int, ...]
+    call: Callable[..., Any],
+    shape: Shape,
+    x: Any,
+    by_group: Any,
+    order: list[int],
+    padding: tuple[int, ...],
 ) -> Any:
-    """By tap and packed, weights are read in whole lines; the compiler makes that a part of their rounding to bf16."""
-    taps = call(aten.clone.default, call(aten.permute.default, by_group, order), memory_format=torch.contiguous_format)
+    """By tap and packed, weights are read in whole lines; the compiler makes that a part of their
+    rounding to bf16."""
+    taps = call(
+        aten.clone.default,
+        call(aten.permute.default, by_group, order),
+        memory_format=torch.contiguous_format,
+    )
     channels = (shape.w[0] // shape.groups, shape.w[1])
     tile = forward_tile(*(channels if order == [0, 3, 1, 2] else channels[::-1]))
     return call(torch.ops.fedmes.convolve.default, x, taps, shape.kernel, list(padding), list(tile))
@@ -249,10 +287,16 @@ def _cudnn(way: Callable[..., Any], shape: Shape, a: Tensor, b: Tensor) -> objec
 @cache
 def own_is_faster(way: Callable[..., Any], shape: Shape) -> bool:
     """Than cuDNN's, by the clock."""
-    sizes = {forward: (shape.x, shape.w), to_input: (shape.out, shape.w), to_weight: (shape.out, shape.x)}[way]
+    sizes = {
+        forward: (shape.x, shape.w),
+        to_input: (shape.out, shape.w),
+        to_weight: (shape.out, shape.x),
+    }[way]
     with unset_fake_temporarily(), torch.no_grad():
         a, b = (torch.randn(size, dtype=BF16, device="cuda") for size in sizes)
-        own = _seconds(lambda: way(lambda function, *args, **named: function(*args, **named), shape, a, b))
+        own = _seconds(
+            lambda: way(lambda function, *args, **named: function(*args, **named), shape, a, b)
+        )
         return own < _seconds(lambda: _cudnn(way, shape, a, b))
 
 
@@ -289,7 +333,13 @@ class GroupedConvolutions(CustomGraphPass):
         graph.eliminate_dead_code()
 
     def replace(
-        self, graph: fx.Graph, node: fx.Node, way: Callable[..., Any], shape: Shape | None, a: fx.Node, b: fx.Node
+        self,
+        graph: fx.Graph,
+        node: fx.Node,
+        way: Callable[..., Any],
+        shape: Shape | None,
+        a: fx.Node,
+        b: fx.Node,
     ) -> None:
         if shape is None or not own_is_faster(way, shape):
             return

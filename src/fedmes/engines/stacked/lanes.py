@@ -1,9 +1,9 @@
 """Where stacked training happens: lanes of slots.
 
-A lane is a fixed number of slots a seed that step together. Clients come to a slot, train there and go (timetable.py);
-all that their steps read lies on the device before the first one. A GPU has one lane, whose step is compiled and
-captured in a CUDA graph. A CPU has one for each thread: small matrix products run at full speed on one core, and lanes
-need not wait for each other.
+A lane is a fixed number of slots a seed that step together. Clients come to a slot, train there and
+go (timetable.py); all that their steps read lies on the device before the first one. A GPU has one
+lane, whose step is compiled and captured in a CUDA graph. A CPU has one for each thread: small
+matrix products run at full speed on one core, and lanes need not wait for each other.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from torch.func import vmap
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import Batches, Grid, Numbers
-from fedmes.methods.base import Me, Method
+from fedmes.methods.base import ClientContext, Method
 from fedmes.tensors import Tensors
 
 
 def over(function: Callable[..., Any], axes: str) -> Callable[..., Any]:
-    """A client's function mapped over [seed, client]; an argument marked s is shared by the clients of a seed."""
+    """A client's function mapped over [seed, client]; an argument marked s is shared by the clients
+    of a seed."""
     return vmap(vmap(function, in_dims=tuple(0 if axis == "c" else None for axis in axes)))
 
 
@@ -52,7 +53,12 @@ class Widths(NamedTuple):
         place = (length, self.seeds, self.slots)
         batch, memory = (*place, self.batch), (*place, self.memory)
         shapes = (batch, -1), (batch, 0), (memory, -1), (memory, 0), (place, 0), (place, 0)
-        return Tables(*(torch.full(shape, value, dtype=torch.int64, pin_memory=pin) for shape, value in shapes))
+        return Tables(
+            *(
+                torch.full(shape, value, dtype=torch.int64, pin_memory=pin)
+                for shape, value in shapes
+            )
+        )
 
 
 class LanePlan(NamedTuple):
@@ -82,47 +88,66 @@ def plan_lane(works: Grid, plans: Grid, steps: Ints, widths: Widths, pin: bool) 
 
 class Lane:
     def __init__(
-        self, method: Method, batches: Batches, widths: Widths, longest: int, state: Tensors, me: Me, server: Tensors
+        self,
+        method: Method,
+        batches: Batches,
+        widths: Widths,
+        longest: int,
+        state: Tensors,
+        ctx: ClientContext,
+        server: Tensors,
     ) -> None:
         def slots(t: Tensor) -> Tensor:
-            return torch.zeros(widths.seeds, widths.slots, *t.shape[2:], dtype=t.dtype, device=t.device)
+            return torch.zeros(
+                widths.seeds, widths.slots, *t.shape[2:], dtype=t.dtype, device=t.device
+            )
 
         self.method, self.batches = method, batches
-        self.state, self.me, self.server = state, me, server  # of all clients; lanes write to different ones
+        # of all clients; lanes write to different ones
+        self.state, self.ctx, self.server = state, ctx, server
         self.slots: Tensors = {name: slots(t) for name, t in state.items()}
-        self.slot_me = Me(*(slots(t) for t in me))
-        self.tables = Tables(*(t.to(batches.device) for t in widths.empty_tables(longest, pin=False)))
+        self.slot_ctx = ClientContext(*(slots(t) for t in ctx))
+        self.tables = Tables(
+            *(t.to(batches.device) for t in widths.empty_tables(longest, pin=False))
+        )
         self.clock = torch.zeros(1, dtype=torch.int64, device=batches.device)
         self.changed: list[str] = []  # the entries that a step changes
         self.advance: Callable[[], object] = self.step
         self._views: dict[tuple[str, int, int], list[list[Tensor]]] = {}
 
     def step(self) -> None:
-        """The step that the clock points at, for all slots; an idle slot trains on padding, and nobody reads it."""
+        """The step that the clock points at, for all slots; an idle slot trains on padding, and
+        nobody reads it."""
         now = Tables(*(table[self.clock][0] for table in self.tables))
-        me = self.slot_me._replace(epoch=now.epoch, key=now.key)
-        batch = self.batches.batch(Numbers(now.rows, now.task), me)
-        memory = self.batches.batch(Numbers(now.memory_rows, now.memory_task), me)
-        new = over(self.method.step, "csccc")(self.slots, self.server, batch, memory, me)
+        ctx = self.slot_ctx._replace(epoch=now.epoch, key=now.key)
+        batch = self.batches.batch(Numbers(now.rows, now.task), ctx)
+        memory = self.batches.batch(Numbers(now.memory_rows, now.memory_task), ctx)
+        new = over(self.method.step, "csccc")(self.slots, self.server, batch, memory, ctx)
         for name, value in new.items():
             self.slots[name].copy_(value)
         self.clock.add_(1)
         self.changed = list(new)
 
     def compile(self) -> None:
-        """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. Slots are empty yet."""
+        """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. Slots
+        are empty yet."""
         self.step()  # finds out what changes, which a compiled step does not tell
-        warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)  # float32 is meant where it is asked for
-        # A code object of its own: torch counts recompilations by code object, and every lane has its own shapes.
+        # float32 is meant where it is asked for
+        warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
+        # A code object of its own: torch counts recompilations by code object, and every lane has
+        # its own shapes.
         code = Lane.step.__code__.replace()
         own_step = FunctionType(code, Lane.step.__globals__, closure=Lane.step.__closure__)
         cuda = self.clock.device.type == "cuda"
-        # C++ around the kernels lets go of Python's lock, so that lanes on a CPU really run side by side.
+        # C++ around the kernels lets go of Python's lock, so that lanes on a CPU really run side by
+        # side.
         options: dict[str, Any] = _repeatable() if cuda else {"cpp_wrapper": True}
         step: Callable[[], object] = torch.compile(
             MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
         )
-        with _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext():
+        with (
+            _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext()
+        ):
             for _ in range(3):
                 self.clock.zero_()
                 step()
@@ -130,7 +155,8 @@ class Lane:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             self.clock.zero_()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the planning thread pins memory
+            # the planning thread pins memory
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 step()
             step = graph.replay
         self.advance = step
@@ -157,8 +183,8 @@ class Lane:
         """One client's or one slot's tensors, by type, as views that are made once."""
         if (what, seed, index) not in self._views:
             sources: dict[str, list[Tensor]] = {
-                "client": [*self.state.values(), *self.me],
-                "slot": [*self.slots.values(), *self.slot_me],
+                "client": [*self.state.values(), *self.ctx],
+                "slot": [*self.slots.values(), *self.slot_ctx],
                 "gone": [self.state[name] for name in self.changed],
                 "done": [self.slots[name] for name in self.changed],
             }
@@ -170,11 +196,16 @@ class Lane:
 
 
 def _repeatable() -> dict[str, Any]:
-    """The compiler takes the variant of a kernel that wins a race, and the winner decides how sums are rounded. Where
-    kernels shall repeat (devices.py) there is no race, if this torch can do without."""
+    """The compiler takes the variant of a kernel that wins a race, and the winner decides how sums
+    are rounded. Where kernels shall repeat (devices.py) there is no race, if this torch can do
+    without."""
     from torch._inductor import config
 
-    return {"deterministic": True} if torch.backends.cudnn.deterministic and hasattr(config, "deterministic") else {}
+    return (
+        {"deterministic": True}
+        if torch.backends.cudnn.deterministic and hasattr(config, "deterministic")
+        else {}
+    )
 
 
 def _own_kernels() -> AbstractContextManager[None]:

@@ -1,10 +1,11 @@
 """Who is trained when: clients of unequal length on a fixed number of slots, without idle ones.
 
-A stacked step has a fixed width, but clients have different numbers of batches; padding everybody to the longest would
-waste a third of the work. So a round has `width` slots and as many steps as the longest client needs (or, if there are
-fewer slots than that takes, as many as all of them together need), and clients are laid end to end on the slots, cut
-where a slot is full. A client that is cut begins at the start of the next slot and ends at the end of the one before:
-never in two slots at once.
+A stacked step has a fixed width, but clients have different numbers of batches; padding everybody
+to the longest would waste a third of the work. So a round has `width` slots and as many steps as
+the longest client needs (or, if there are fewer slots than that takes, as many as all of them
+together need), and clients are laid end to end on the slots, cut where a slot is full. A client
+that is cut begins at the start of the next slot and ends at the end of the one before: never in two
+slots at once.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ class Timetable:
         return len(self.client)
 
     def changes(self) -> list[tuple[int, Ints, Ints]]:
-        """(before step, who comes [(seed, slot, client)], who goes [(seed, slot, client)]), in order."""
+        """(before step, who comes [(seed, slot, client)], who goes [(seed, slot, client)]), in
+        order."""
         nobody = np.full_like(self.client[:1], -1)
         padded = np.concatenate([nobody, self.client, nobody])
         differ = padded[1:] != padded[:-1]
         return [
-            (int(step), _triples(padded[step + 1], differ[step]), _triples(padded[step], differ[step]))
+            (
+                int(step),
+                _triples(padded[step + 1], differ[step]),
+                _triples(padded[step], differ[step]),
+            )
             for step in np.flatnonzero(differ.any(axis=(1, 2)))
         ]
 
@@ -45,7 +51,8 @@ def _triples(clients: Ints, where: np.ndarray) -> Ints:
 
 
 def share_out(steps: Ints, lanes: int) -> Ints:
-    """steps[seed, client] as [lane, seed, client]: each client in one lane, the longest first to the emptiest."""
+    """steps[seed, client] as [lane, seed, client]: each client in one lane, the longest first to
+    the emptiest."""
     shared = np.zeros((lanes, *steps.shape), np.int64)
     for seed, row in enumerate(steps):
         load = [0] * lanes
@@ -64,7 +71,9 @@ def width_for(steps: Ints, limit: int) -> int:
     longest, total = steps.max(axis=(1, 2)), steps.sum(axis=2).max(axis=1)  # by round
 
     def cost(width: int) -> int:
-        return int(np.maximum(longest, -(-total // width)).sum()) * (steps.shape[1] * width + OVERHEAD)
+        return int(np.maximum(longest, -(-total // width)).sum()) * (
+            steps.shape[1] * width + OVERHEAD
+        )
 
     return min(range(1, min(limit, steps.shape[2]) + 1), key=cost)
 
@@ -87,7 +96,8 @@ def make(steps: Sequence[Sequence[int]] | Ints, width: int) -> Timetable:
                 continue
             end = begin + count
             cut = begin - begin % length + length  # where the slot is full
-            late = max(0, min(end, cut) - begin)  # steps in this slot; the others come first, in the next slot
+            # steps in this slot; the others come first, in the next slot
+            late = max(0, min(end, cut) - begin)
             client[seed, begin:end] = k
             own[seed, begin : begin + late] = np.arange(count - late, count)
             own[seed, begin + late : end] = np.arange(count - late)
