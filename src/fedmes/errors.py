@@ -5,18 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LONGEST = 800  # characters of a line
+LONGEST = 800  # characters per line
 
 
 class UserError(Exception):
     """Bad input. The command line prints the message and exits with status 2; no traceback."""
 
     def __init__(self, message: str) -> None:
-        # a library's words, or a name in a file, may go on for pages
-        lines = message.strip().splitlines()[:2]
-        super().__init__(
-            "\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} ..." for line in lines)
-        )
+        super().__init__("\n".join(map(_shortened, message.strip().splitlines()[:2])))
+
+
+def _shortened(line: str) -> str:
+    """A library's message, or a name in a file, may be pages long."""
+    if len(line) <= LONGEST:
+        return line
+    return f"{line[:LONGEST]} ..."
 
 
 class Stopped(Exception):

@@ -82,4 +82,5 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
 
 def broken(uploads: Tensors) -> Tensors:
     """As an injected fault leaves them: no numbers."""
-    return {name: t * torch.nan if t.is_floating_point() else t for name, t in uploads.items()}
+    lost = {name: t * torch.nan for name, t in uploads.items() if t.is_floating_point()}
+    return uploads | lost
