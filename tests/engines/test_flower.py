@@ -202,7 +202,7 @@ def test_a_message_that_died_with_its_supernode_is_sent_again(kind, tmp_path, cl
 
 def test_sites_judge_themselves_in_one_way(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "rounds": 1, "engine.name": "flower"})
-    prepared = prepare(options, evaluations={"few": {"knn.k": 1}})
+    prepared = prepare(options, protocols={"few": {"knn.k": 1}})
     grid = inprocess.simulated(tmp_path / "runs/out", 3)
     assert np.isfinite(
         runner.execute(prepared, tmp_path / "runs/out", grid=grid).acc[0, :, 1]

@@ -40,7 +40,7 @@ def tables(directory):
 def test_equal_to_trainings_of_their_own(engine, tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": engine})
     assert {key for other in OTHERS.values() for key in other} == set(JUDGING)
-    whole = runner.execute(prepare(options, evaluations=OTHERS), tmp_path / "runs/whole")
+    whole = runner.execute(prepare(options, protocols=OTHERS), tmp_path / "runs/whole")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["whole", *OTHERS])
     alone = runner.execute(prepare(options), tmp_path / "whole")
     np.testing.assert_equal(whole.accuracy, alone.accuracy)
@@ -69,10 +69,10 @@ def test_of_every_method(method, tmp_path):
     """No method trains otherwise because it will be judged otherwise."""
     options = config.load(None, TINY | {"method": method, "model.name": "mlp"})
     others = {f"{model}-{told}": {"eval.model": model, "eval.told": told} for model, told in JUDGED}
-    prepared = prepare(options, evaluations=others)
-    assert {name.split("-")[0] for name in prepared.evaluations} >= {"personal"}
+    prepared = prepare(options, protocols=others)
+    assert {name.split("-")[0] for name in prepared.protocols} >= {"personal"}
     runner.execute(prepared, tmp_path / "runs/whole")
-    for name in prepared.evaluations:
+    for name in prepared.protocols:
         alone = runner.execute(prepare(options.with_(others[name])), tmp_path / name)
         np.testing.assert_equal(tables(tmp_path / "runs" / name), alone.accuracy)
 
@@ -82,13 +82,13 @@ def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
         None, TINY | {"method": "fedmes", "engine.name": "loop", "checkpoint.every": "round"}
     )
     two = {name: OTHERS[name] for name in ("few", "told")}
-    runner.execute(prepare(options, evaluations=two), tmp_path / "undisturbed/whole")
+    runner.execute(prepare(options, protocols=two), tmp_path / "undisturbed/whole")
     with pytest.raises(Stopped):
-        runner.execute(prepare(options, evaluations=two), tmp_path / "whole", stop=lambda: True)
+        runner.execute(prepare(options, protocols=two), tmp_path / "whole", stop=lambda: True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == []
     # Of the two one is asked for again, and one that nobody has looked for from the beginning.
     again = {name: OTHERS[name] for name in ("theta", "told")}
-    runner.execute(prepare(options, evaluations=again), tmp_path / "whole", resume=True)
+    runner.execute(prepare(options, protocols=again), tmp_path / "whole", resume=True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == ["told"]
     for name in ("whole", "told"):
         np.testing.assert_equal(tables(tmp_path / name), tables(tmp_path / "undisturbed" / name))
@@ -100,7 +100,7 @@ def test_checkpoints_from_before_there_were_readings(tmp_path):
     options = config.load(
         None, TINY | {"method": "fedmes", "model.name": "mlp", "checkpoint.every": "round"}
     )
-    prepared = prepare(options, evaluations={"few": OTHERS["few"]})
+    prepared = prepare(options, protocols={"few": OTHERS["few"]})
     whole = runner.execute(prepare(options), tmp_path / "undisturbed")
     for number, change in enumerate(({}, {"readings": []})):
         out = tmp_path / str(number) / "whole"
@@ -117,8 +117,8 @@ def test_checkpoints_from_before_there_were_readings(tmp_path):
 
 def test_one_that_cannot_be_had_is_left_out(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "model.name": "mlp"})
-    prepared = prepare(options, evaluations={name: OTHERS[name] for name in ("features", "few")})
-    assert list(prepared.evaluations) == ["few"]
+    prepared = prepare(options, protocols={name: OTHERS[name] for name in ("features", "few")})
+    assert list(prepared.protocols) == ["few"]
 
 
 def test_which_runs_of_a_study_are_one_training(tmp_path):

@@ -375,7 +375,10 @@ def test_knnper_mixes_probabilities_of_the_global_model(runs):
     method, site = run.engine.method, run.engine.sites[0][2]
     predictor = run.engine.predictor(0, 2)
     assert_same(pick(predictor, "w"), run.servers[-1])
-    assert torch.equal(predictor["store.z"], method.net.embedding(run.servers[-1], site.store(2).x))
+    assert torch.equal(
+        predictor["store.z"],
+        method.net.embedding(run.servers[-1], site.batch(site.plan.memory_after[2], 2).x),
+    )
     (x, _), *_ = site.test_chunks(0)
     scope = site.seen[2]
     network, memory, voted = method.vote.opinions(predictor, x, scope)

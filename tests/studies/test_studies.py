@@ -42,7 +42,7 @@ def tiny(study, out, clients=2, **fields):
 
 
 def execute(config, place, evaluations):
-    return runner.execute(prepare(config, evaluations=evaluations), place, resume=True)
+    return runner.execute(prepare(config, protocols=evaluations), place, resume=True)
 
 
 def reproduce(scope, execute):

@@ -107,9 +107,9 @@ def reproduce(
     def execute(config: Config, place: Path, evaluations: Mapping[str, Mapping[str, Any]]) -> None:
         from fedmes.experiment.prepare import prepare
 
-        prepared = prepare(config, evaluations=evaluations)
+        prepared = prepare(config, protocols=evaluations)
         if not quiet:
-            for name in (place.name, *prepared.evaluations):
+            for name in (place.name, *prepared.protocols):
                 print(f"running {place.with_name(name)}", file=sys.stderr)
         train(prepared, place, quiet, resume=True, again=again)
 

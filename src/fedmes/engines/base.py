@@ -37,7 +37,7 @@ class Score:
     position: int
     # by kind of prediction, for each task: (oblivious, masked); NaN: never met
     accuracy: dict[str, list[tuple[float, float]]]
-    reading: str = ""  # another way to judge the same training, by name
+    protocol: str = ""  # the name of the evaluation protocol; "": the run's own
     # answers that are no numbers, as of a model that has diverged: none of them is right
     undefined: bool = False
 

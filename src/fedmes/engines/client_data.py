@@ -116,17 +116,6 @@ class Site:
         for start in range(0, len(numbers), CHUNK):
             yield self.batch(numbers[start : start + CHUNK], position)
 
-    def store(self, position: int) -> Batch:
-        """The memory that votes after the task at this position."""
-        before = self.config.knn.memory == "before"
-        return self.batch(
-            (self.plan.memory if before else self.plan.memory_after)[position], position
-        )
-
-    def classes_given_task(self, rule: str) -> Tensor:
-        """Of each task, what is chosen among by who is told it."""
-        return torch.from_numpy(self.plan.classes_given_task(rule)).to(self.samples.device)
-
     def test_chunks(self, task: int) -> Iterator[tuple[Tensor, Tensor]]:
         rows = torch.from_numpy(self.plan.test[task]).to(self.samples.device)
         for part in rows.split(CHUNK):

@@ -14,6 +14,7 @@ from torch.func import vmap
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import Federation, Samples, Site
+from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import Update, aggregate_round
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
@@ -44,10 +45,12 @@ def client_round(
 
 
 def client_predictor(
-    method: Method, state: Tensors, broadcast: Tensors, position: int, site: Site
+    protocol: EvalProtocol, state: Tensors, broadcast: Tensors, position: int, site: Site
 ) -> Tensors:
-    """What predicts for a client that has learned its tasks up to this position."""
-    predictor = method.build_predictor(state, broadcast, site.store(position))
+    """What predicts for a client that has learned its tasks up to this one."""
+    method = protocol.method
+    store = site.batch(protocol.memory(site.plan, position), position)
+    predictor = method.build_predictor(state, broadcast, store)
     held_back = site.plan.held_back_until(position)
     if method.tune is None or not len(held_back):  # of tasks of one sample nothing is held back
         return predictor
@@ -58,21 +61,21 @@ def client_predictor(
 
 
 def client_score(
-    method: Method, predictor: Tensors, position: int, site: Site, ctx: ClientContext
+    protocol: EvalProtocol, predictor: Tensors, position: int, site: Site, ctx: ClientContext
 ) -> tuple[dict[str, list[tuple[float, float]]], bool]:
-    """Accuracy on each task so far, without being told the task and being told; and whether any
-    answer was none."""
+    """Accuracy on each task so far, (task-oblivious, task-aware); and whether any prediction was
+    not a number."""
     lost = False
     rows: dict[str, list[tuple[float, float]]] = {}
-    choice = site.classes_given_task(method.config.eval.told)
+    candidates = torch.from_numpy(protocol.candidates(site.plan)).to(ctx.seen.device)
     for task in range(position + 1):
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
-        scopes = torch.stack([site.seen[position], choice[task]])
+        scopes = torch.stack([site.seen[position], candidates[task]])
         told = _like(ctx.position, [-1, task])
         right: Tensors = {}
         for x, y in site.test_chunks(task):
-            said = _said(method, predictor, x, scopes, told, ctx)
+            said = _said(protocol.method, predictor, x, scopes, told, ctx)
             right = _add(right, {kind: is_right(p, y).sum(-1) for kind, p in said.items()})
             lost = lost or bool(undefined(said["acc"]).any())
         for kind, counts in right.items():
@@ -106,10 +109,10 @@ class LoopEngine:
         method: Method,
         federations: Sequence[Federation],
         samples: Samples,
-        evaluations: Mapping[str, Method] | None = None,
+        protocols: Mapping[str, EvalProtocol] | None = None,
     ) -> None:
         self.method = method
-        self.evaluations = {"": method, **(evaluations or {})}
+        self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
         config = method.config
         self.sites = [
@@ -169,11 +172,11 @@ class LoopEngine:
                 state, ctx = self.clients[s][k], site.ctx(site.plan.last_round(position))
                 self.clients[s][k] = state | self.method.end_task(state, ctx)
                 self.learned[s][k] = position
-                for name, method in self.evaluations.items():
+                for name, protocol in self.protocols.items():
                     predictor = client_predictor(
-                        method, self.clients[s][k], self.servers[s], position, site
+                        protocol, self.clients[s][k], self.servers[s], position, site
                     )
-                    accuracy, lost = client_score(method, predictor, position, site, ctx)
+                    accuracy, lost = client_score(protocol, predictor, position, site, ctx)
                     scores.append(Score(s, k, position, accuracy, name, lost))
         return scores
 
@@ -202,12 +205,9 @@ class LoopEngine:
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
         state, broadcast = self.clients[seed][client], self.servers[seed]
+        task = max(self.learned[seed][client], 0)
         return client_predictor(
-            self.method,
-            state,
-            broadcast,
-            max(self.learned[seed][client], 0),
-            self.sites[seed][client],
+            self.protocols[""], state, broadcast, task, self.sites[seed][client]
         )
 
 

@@ -51,7 +51,9 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
         rows + tables + NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
     )
     if config.output.models == "all":
-        predictor = pick(method.build_predictor(client, server, site.store(0)), "w")
+        predictor = pick(
+            method.build_predictor(client, server, site.batch(site.plan.memory[0], 0)), "w"
+        )
         image = prepared.source.dataset.x[:1].nbytes
         memories = sum(min(plan.capacity, len(plan.rows)) for plan in plans) * image
         results += len(plans) * _bytes(predictor) + memories

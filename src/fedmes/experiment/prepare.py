@@ -21,6 +21,7 @@ from fedmes.data.dataset import Normalisation
 from fedmes.engines import capacity
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.experiment import rehearsal
 from fedmes.experiment.made_from import Hashes, made_from
@@ -48,18 +49,18 @@ class Prepared:
     federations: list[Federation]
     method: Method
     samples: Samples
-    # other ways to judge the same training
-    evaluations: Mapping[str, tuple[Config, Method]] = field(default_factory=dict)
+    # further protocols under which the same training is evaluated
+    protocols: Mapping[str, EvalProtocol] = field(default_factory=dict)
     made_from: Hashes = field(default_factory=dict)
 
 
 def prepare(
     config: Config,
     given: Mapping[str, Make] | None = None,
-    evaluations: Mapping[str, Mapping[str, Any]] | None = None,
+    protocols: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Prepared:
     """Read the data, settle what is `auto`, and build all that training needs. Whatever is wrong is
-    said here. `evaluations`: options of other ways to judge the same training, by name."""
+    said here. `protocols`: options of further evaluation protocols for the same training, by name."""
     given = dict(given or {})  # a model or method of one's own
     if "method" not in given:  # a wrong name is said before data is read
         given["method"] = plugins.resolve("method", config.method, METHODS)
@@ -95,12 +96,12 @@ def prepare(
             {"engine.stack": capacity.replicas_that_fit(method, federations, samples)}
         )
     others = {}
-    for name, options in (evaluations or {}).items():
+    for name, options in (protocols or {}).items():
         # one that cannot be had is left out; asked for by itself, it says why
         with suppress(UserError):
-            others[name] = _blueprint(
-                config.with_(options), source.dataset.shape, classes, given, few
-            )[:2]
+            asked = config.with_(options)
+            resolved, evaluated, _ = _blueprint(asked, source.dataset.shape, classes, given, few)
+            others[name] = EvalProtocol(resolved, evaluated)
     return Prepared(
         config,
         source,

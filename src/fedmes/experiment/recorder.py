@@ -63,13 +63,13 @@ class Origin:
 class Recorder:
     """What is written down while a run goes on."""
 
-    def __init__(self, config: Config, evaluations: Iterable[str] = ()) -> None:
-        """`evaluations`: names of other ways to judge the same training."""
+    def __init__(self, config: Config, protocols: Iterable[str] = ()) -> None:
+        """`protocols`: names of further protocols under which the same training is evaluated."""
         self.config = config
         self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
         self.accuracy: dict[str, np.ndarray] = {}
-        self.evaluations: dict[str, dict[str, np.ndarray]] = {"": self.accuracy} | {
-            name: {} for name in evaluations
+        self.protocols: dict[str, dict[str, np.ndarray]] = {"": self.accuracy} | {
+            name: {} for name in protocols
         }
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
@@ -82,24 +82,27 @@ class Recorder:
     def save(self) -> tuple[Tensors, dict[str, Any]]:
         """Itself, for a checkpoint."""
         arrays: Tensors = {}
-        for part, tables in zip(_parts(self.evaluations), self.evaluations.values(), strict=True):
+        for part, tables in zip(_parts(self.protocols), self.protocols.values(), strict=True):
             arrays |= put(part, {name: torch.from_numpy(table) for name, table in tables.items()})
-        rows, evaluations = [asdict(row) for row in self.rows], list(self.evaluations)
         return arrays, {
-            "rows": rows, "seconds": self.seconds, "slowest_bytes": self.slowest_bytes, "readings": evaluations,
-            "slowest_seconds": self.slowest_seconds, "undefined": self.undefined,
-        }  # fmt: skip
+            "rows": [asdict(row) for row in self.rows],
+            "seconds": self.seconds,
+            "slowest_bytes": self.slowest_bytes,
+            "readings": list(self.protocols),  # the name that checkpoints have always had
+            "slowest_seconds": self.slowest_seconds,
+            "undefined": self.undefined,
+        }
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
         there = list(about.get("readings", [""]))  # checkpoints from before there were others
-        for part, reading in zip(_parts(there), there, strict=True):
-            if reading in self.evaluations:
-                self.evaluations[reading] |= {
+        for part, protocol in zip(_parts(there), there, strict=True):
+            if protocol in self.protocols:
+                self.protocols[protocol] |= {
                     n: grown(t, nothing).numpy() for n, t in pick(tensors, part).items()
                 }
-        for reading in self.evaluations.keys() - {"", *there}:
-            del self.evaluations[reading]  # nobody looked at the beginning that way
+        for protocol in self.protocols.keys() - {"", *there}:
+            del self.protocols[protocol]  # nobody looked at the beginning that way
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
         places = [(row.seed, row.client) for row in self.rows] + [
@@ -133,9 +136,9 @@ class Recorder:
             self.slowest_seconds += max(
                 (row.seconds for row in rows if row.seed == seed), default=0.0
             )
-        self._enter_undefined([score for score in scores if score.undefined and not score.reading])
+        self._enter_undefined([score for score in scores if score.undefined and not score.protocol])
         for score in scores:
-            tables = self.evaluations.get(score.reading, {})
+            tables = self.protocols.get(score.protocol, {})
             for kind, values in score.accuracy.items():
                 suffix = "" if kind == "acc" else f"_{kind}"
                 for column, name in enumerate((f"acc{suffix}", f"acc_masked{suffix}")):
@@ -181,15 +184,15 @@ class Recorder:
         parameters: int,
         notes: list[str],
         origin: Origin,
-        reading: str = "",
+        protocol: str = "",
         config: Config | None = None,
     ) -> Result:
-        """`config`: the reading's, where it is not the one that was trained with."""
+        """`config`: the protocol's, where it is not the one that was trained with."""
         return Result(
             config=config or self.config,
             split_sha256=origin.split_sha256,
             parameters=parameters,
-            accuracy=self.evaluations[reading],
+            accuracy=self.protocols[protocol],
             communication={
                 "up_bytes": sum(row.up_bytes for row in self.rows if row.seed == 0),
                 "down_bytes": sum(row.down_bytes for row in self.rows if row.seed == 0),
@@ -250,7 +253,7 @@ def _slowest_in_lockstep(rows: list[RoundRow]) -> float:
     return sum(longest.values())
 
 
-def _parts(evaluations: Collection[str]) -> list[str]:
-    """Where each reading's tables lie in a checkpoint; names may hold anything, so they are
+def _parts(protocols: Collection[str]) -> list[str]:
+    """Where each protocol's tables lie in a checkpoint; names may hold anything, so they are
     counted."""
-    return [f"book{i}" if i else "book" for i in range(len(evaluations))]
+    return [f"book{i}" if i else "book" for i in range(len(protocols))]

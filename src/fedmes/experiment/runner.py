@@ -200,12 +200,12 @@ def execute(
         run_dir.claim(place, config)
 
         def finish(engine: Engine) -> Result:
-            # sites judge themselves, in one way
-            evaluations = prepared.evaluations if flower is None else ()
+            # sites evaluate themselves, under one protocol
+            protocols = prepared.protocols if flower is None else ()
             parts = engine, config, place, total, on_progress, resume, stop, state
-            recorder = train(*parts, evaluations=evaluations, made_from=prepared.made_from)
+            recorder = train(*parts, protocols=protocols, made_from=prepared.made_from)
             _save_models(place, prepared, engine)
-            _write_evaluations(directory, prepared, engine, recorder)
+            _write_protocols(directory, prepared, engine, recorder)
             result = recorder.result(
                 prepared.method.net.parameter_count, engine.notes, _origin(prepared)
             )
@@ -265,12 +265,11 @@ def stale(prepared: Prepared, directory: Path) -> list[str]:
 
 def _engine(prepared: Prepared) -> Engine:
     parts = (prepared.method, prepared.federations, prepared.samples)
-    evaluations = {name: method for name, (_, method) in prepared.evaluations.items()}
     if prepared.config.engine.name == "loop":
-        return LoopEngine(*parts, evaluations)
+        return LoopEngine(*parts, prepared.protocols)
     engine = prepared.config.engine
     assert engine.stack is not None
-    return StackedEngine(*parts, engine.stack, bool(engine.compile), evaluations)
+    return StackedEngine(*parts, engine.stack, bool(engine.compile), prepared.protocols)
 
 
 def _flower() -> ModuleType:
@@ -302,14 +301,14 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
             client_dir.save_client(folder / f"client{k}", *about, frozen_sha256=frozen)
 
 
-def _write_evaluations(
+def _write_protocols(
     directory: Path, prepared: Prepared, engine: Engine, recorder: Recorder
 ) -> None:
-    """The same training, judged in other ways: a run directory each beside the run's own, without
+    """The same training under other protocols: a run directory each next to the run's, without
     models."""
     note = f"the training of {directory.name}, judged in another way"
-    for name in [name for name in recorder.evaluations if name]:
-        place, config = directory.with_name(name), prepared.evaluations[name][0]
+    for name in [name for name in recorder.protocols if name]:
+        place, config = directory.with_name(name), prepared.protocols[name].config
         with alone_in(place, config):
             run_dir.claim(place, config)
             count, notes = prepared.method.net.parameter_count, [*engine.notes, note]

@@ -64,15 +64,15 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     state: State | None = None,
     more: Callable[[], bool] = lambda: True,
-    evaluations: Iterable[str] = (),
+    protocols: Iterable[str] = (),
     made_from: Mapping[str, str | None] | None = None,
 ) -> Recorder:
     """Round after round, with checkpoints: so many, and as long as there is more to do.
-    `evaluations`: the engine's."""
+    `protocols`: the engine's."""
     began = time.perf_counter()
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    recorder = Recorder(config, evaluations)
+    recorder = Recorder(config, protocols)
     what = {"config": run_dir.comparable(config), "made_from": dict(made_from or {})}
     found = checkpoint.latest(directory) if resume else None
     if found is None:

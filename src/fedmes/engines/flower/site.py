@@ -20,6 +20,7 @@ from fedmes.engines.client_data import Site
 from fedmes.engines.flower.answers import Facts, Hello, Scored, Trained, Work
 from fedmes.engines.flower.privacy import protected
 from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
+from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.results import checkpoint
@@ -153,10 +154,11 @@ class SiteClient:
             self.state = self.state | late
         self._save()
         position = self.about["begun"]
-        predictor = client_predictor(self.method, self.state, broadcast, position, self.site)
+        protocol = EvalProtocol.of(self.method)
+        predictor = client_predictor(protocol, self.state, broadcast, position, self.site)
         self.save_predictor(predictor, position)
         ctx = self.site.ctx(self.site.plan.last_round(position))
-        accuracy, undefined = client_score(self.method, predictor, position, self.site, ctx)
+        accuracy, undefined = client_score(protocol, predictor, position, self.site, ctx)
         return Answer(
             Scored(position=position, accuracy=accuracy, undefined=undefined, **self._standing())
         )

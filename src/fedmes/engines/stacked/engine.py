@@ -26,6 +26,7 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import Federation, Samples, Site
 from fedmes.engines.loop import client_predictor
+from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import NO_AVERAGE, REJECTIONS, finite, screen_updates
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import NOBODY, Batches, Grid, Numbers, each, padded
@@ -52,16 +53,16 @@ class StackedEngine:
         samples: Samples,
         stack: int,
         compiled: bool,
-        evaluations: Mapping[str, Method] | None = None,
+        protocols: Mapping[str, EvalProtocol] | None = None,
     ) -> None:
         self.method, self.samples, self.device = method, samples, samples.device
         self.federations = list(federations)
         self.plans: list[list[Plan]] = [f.plans for f in federations]
         self.seeds, self.clients = len(self.plans), len(self.plans[0])
         self.batches = Batches(samples, federations, method.config.train.scope)
-        self.evaluations = {"": method, **(evaluations or {})}
-        for each_method in self.evaluations.values():
-            each_method.net.mapped = True
+        self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
+        for protocol in self.protocols.values():
+            protocol.method.net.mapped = True
         self.learned = np.full((self.seeds, self.clients), -1)
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
@@ -334,7 +335,7 @@ class StackedEngine:
         for s, k in np.argwhere(over_now).tolist():
             self.learned[s, k] = ended[s][k]
         groups = [group for group in self.groups if over_now[:, group].any()]
-        alike = _one_prediction(self.evaluations)
+        alike = _one_prediction(self.protocols)
         scores = [
             score
             for group in groups
@@ -343,16 +344,14 @@ class StackedEngine:
         ]
         return sorted(scores, key=lambda score: (score.seed, score.client))
 
-    def _score(self, group: slice, all_ended: Grid, evaluations: list[str]) -> list[Score]:
+    def _score(self, group: slice, all_ended: Grid, names: list[str]) -> list[Score]:
         ended, plans = [row[group] for row in all_ended], [row[group] for row in self.plans]
         ctx = ClientContext(*(t[:, group] for t in self.ctx))
-        method = self.evaluations[evaluations[0]]
-        predictor = self._predictor(group, plans, ended, method)
+        protocols = [self.protocols[name] for name in names]
+        method = protocols[0].method
+        predictor = self._predictor(group, plans, ended, protocols[0])
         choices = [
-            self.batches.put(
-                np.array(each(lambda plan, told=told: plan.classes_given_task(told), plans))
-            )
-            for told in (self.evaluations[name].config.eval.told for name in evaluations)
+            self.batches.put(np.array(each(protocol.candidates, plans))) for protocol in protocols
         ]
         # [(task, rows)], no piece with samples of two tasks
         tests = each(_test_pieces, plans, ended)
@@ -381,23 +380,19 @@ class StackedEngine:
             return _accuracy(kinds, both, tests[s][k], plans[s][k], p)
 
         return [
-            Score(s, group.start + k, p, accuracy(s, k, p, i), reading, bool(lost[s, k]))
+            Score(s, group.start + k, p, accuracy(s, k, p, i), name, bool(lost[s, k]))
             for s, row in enumerate(ended)
             for k, p in enumerate(row)
             if p is not None
-            for i, reading in enumerate(evaluations)
+            for i, name in enumerate(names)
         ]
 
-    def _predictor(self, group: slice, plans: Grid, ended: Grid, method: Method) -> Tensors:
+    def _predictor(self, group: slice, plans: Grid, ended: Grid, protocol: EvalProtocol) -> Tensors:
         """What predicts for the clients of a group whose task has ended."""
+        method = protocol.method
         ctx = ClientContext(*(t[:, group] for t in self.ctx))
-        after = method.config.knn.memory == "after"
         stores = each(
-            lambda plan, p: (
-                NOBODY if p is None else (plan.memory_after if after else plan.memory)[p]
-            ),
-            plans,
-            ended,
+            lambda plan, p: NOBODY if p is None else protocol.memory(plan, p), plans, ended
         )
         store = self.batches.batch(self.batches.numbers(plans, stores), ctx)
         state = {name: t[:, group] for name, t in self.state.items()}
@@ -447,9 +442,8 @@ class StackedEngine:
     def predictor(self, seed: int, client: int) -> Tensors:
         state = {name: t[seed, client] for name, t in self.state.items()}
         site = Site(client, self.federations[seed], self.samples, self.method.config)
-        return client_predictor(
-            self.method, state, self.server_state(seed), max(self.learned[seed, client], 0), site
-        )
+        task = max(self.learned[seed, client], 0)
+        return client_predictor(self.protocols[""], state, self.server_state(seed), task, site)
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -507,13 +501,11 @@ def _column(sizes: Tensor) -> Tensor:
     return sizes[:, None] if sizes.ndim else sizes
 
 
-def _one_prediction(evaluations: Mapping[str, Method]) -> list[list[str]]:
-    """Readings that differ only in what a client that is told the task chooses among: the network
-    is asked once."""
+def _one_prediction(protocols: Mapping[str, EvalProtocol]) -> list[list[str]]:
+    """Names of protocols that differ only in the candidates: the network is asked once."""
     alike: dict[str, list[str]] = {}
-    for name, method in evaluations.items():
-        options = method.config.options()
-        alike.setdefault(repr(options | {"eval.told": None}), []).append(name)
+    for name, protocol in protocols.items():
+        alike.setdefault(protocol.prediction(), []).append(name)
     return list(alike.values())
 
 
