@@ -1,4 +1,5 @@
-"""Shared by several files of tests: runs of methods."""
+"""Whole runs of a method on tiny synthetic data in the loop engine, and when two of them are the
+same."""
 
 import torch
 
@@ -47,6 +48,11 @@ class Run:
     def accuracy(self, kind="acc"):
         """By client and position: what the client scored on each task so far."""
         return {(score.client, score.position): score.accuracy[kind] for score in self.scores}
+
+
+def states(run):
+    """The client states at the end of a run."""
+    return run.engine.clients[0]
 
 
 def assert_same(one, other, tolerance=0.0):

@@ -1,7 +1,10 @@
-"""Shared by several files of tests: small vectors."""
+"""Parameters, gradients and batches of a few numbers, for formulas worked by hand."""
+
+from types import SimpleNamespace
 
 import torch
 
+from fedmes import config
 from fedmes.methods.base import Batch
 
 TOLERANCE = 1e-6
@@ -39,4 +42,18 @@ def points(*rows):
         torch.ones(count, dtype=torch.float64),
         torch.ones(count, 1, dtype=torch.bool),
         nobody,
+    )
+
+
+# all that a step asks of a ClientContext
+CONTEXT = SimpleNamespace(
+    lr=doubles(0.1)[0], key=torch.tensor(0), seen=torch.ones(3, dtype=torch.bool)
+)
+
+
+def without_network(method, **options):
+    """A method that is only asked for its arithmetic, with plain SGD."""
+    return method(
+        options.pop("net", SimpleNamespace(mapped=False)),
+        config.load(None, {"optim.name": "sgd"} | options),
     )
