@@ -1,7 +1,7 @@
 """Slips known from neighbouring code, so that none is made here.
 
 Tested elsewhere: a forgetting function that changes its argument (test_metrics.py:
-test_argument_is_not_modified), and how long Adam's state lives (test_methods.py:
+test_argument_is_not_modified), and how long Adam's state lives (test_every_method.py:
 test_adam_lives_for_a_round).
 """
 

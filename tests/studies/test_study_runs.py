@@ -1,0 +1,159 @@
+"""Which runs a study wants, and which of them are there already."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedmes.errors import UserError
+from fedmes.studies import trials
+from fedmes.studies.trials import Scope
+from helpers.tiny_studies import never, put, reproduce, rows
+
+
+def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path):
+    scope = Scope("memory", tmp_path, methods=("memory-30",))
+    (trial,) = trials.wanted(scope)
+    put(trial, 0.5)
+    assert reproduce(scope, never).open == []
+    assert reproduce(replace(scope, options={"engine.precision": "bf16"}), never).open == []
+    (missing,) = reproduce(replace(scope, options={"engine.precision": "float32"}), None).open
+    assert "engine.precision bf16, not float32" in missing.reason
+    (missing,) = reproduce(replace(scope, options={"optim.lr": 0.1}), None).open
+    assert missing.reason == "not run"
+    (trial.directory / "config.toml").write_text(
+        (trial.directory / "config.toml").read_text().replace("lr = 0.001", "lr = 0.5")
+    )
+    (missing,) = reproduce(scope, None).open
+    assert "optim.lr 0.5, not 0.001" in missing.reason
+
+
+def test_a_run_does_not_depend_on_the_defaults_of_other_methods(tmp_path):
+    scope = Scope(
+        "table1",
+        tmp_path,
+        methods=("ditto", "fedavg"),
+        benchmarks=("split-cifar100",),
+        clients=(10,),
+    )
+    for trial in trials.wanted(scope):
+        put(trial, 0.5)
+        config = (trial.directory / "config.toml").read_text()
+        assert "lam = 0.1" in config and "balance = 2.0" in config
+        config = config.replace("lam = 0.1", "lam = 0.2").replace("balance = 2.0", "balance = 1.0")
+        (trial.directory / "config.toml").write_text(config)
+    (missing,) = reproduce(scope, None).open
+    assert missing.trial.line.label == "ditto" and "ditto.lam 0.2, not 0.1" in missing.reason
+
+
+def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
+    def directories(study, **fields):
+        return {
+            trial.line.label: trial.directory
+            for trial in trials.wanted(Scope(study, tmp_path, **fields))
+        }
+
+    ten = {"benchmarks": ("split-cifar100",), "clients": (10,)}
+    table1, memory, hetero = (
+        directories("table1", **ten),
+        directories("memory"),
+        directories("heteromemory"),
+    )
+    assert directories("wallclock", **ten)["fedweit"] == table1["fedweit"]
+    assert hetero["Here10-50"].name == "fedmes-memory-10to50by10"
+    assert len({*memory.values(), *hetero.values()}) == 9 + 6
+    questions = directories("questions")
+    assert memory["memory-150"] == hetero["Fix150"] == questions["start=global"]
+    assert (
+        questions["start=global"]
+        == questions["lambda=paper"]
+        == questions["k=9"]
+        == questions["adam"]
+    )
+    assert len(set(questions.values())) == 26
+    assert (
+        directories("table1-block", **ten)["fedmes"].name == f"{table1['fedmes'].name}-told-block"
+    )
+    assert questions["start=global"] != table1["fedmes"]  # three seeds are not five
+    beyond = directories("beyond", **ten)
+    assert beyond["fedmes"] == table1["fedmes"] and beyond["joint"] == table1["joint"]
+    assert len(set(beyond.values())) == 9
+    sizes = directories("beyond-memory", **ten)
+    assert sizes["fedmes-30"] == memory["memory-30"] and sizes["fedmes-300"] == memory["memory-300"]
+    assert len(set(sizes.values())) == 4 + 4
+    assert len(set(directories("parts", **ten).values())) == 11
+    assert len(set(directories("lr", **ten).values())) == 30
+
+
+def test_costly_settings_have_fewer_seeds_unless_others_are_asked_for(tmp_path):
+    def seeds(study, **fields):
+        found = trials.wanted(Scope(study, tmp_path, methods=("fedmes",), **fields))
+        return {
+            (trial.config.benchmark, trial.config.clients): trial.config.seeds for trial in found
+        }
+
+    for study in ("table1", "curves", "wallclock"):
+        declared = seeds(study)
+        assert declared["split-emnist", 10] == [0, 1, 2, 3, 4]
+        assert declared["split-emnist", 20] == declared["split-miniimagenet", 10] == [0, 1, 2]
+        assert set(map(tuple, seeds(study, seeds=(0, 1, 2, 3, 4)).values())) == {(0, 1, 2, 3, 4)}
+        assert set(map(tuple, seeds(study, quick=True).values())) == {(0, 1, 2)}
+
+
+def test_memories_are_shared_out_in_equal_parts():
+    assert trials.spread((10, 20, 30, 40, 50), 10) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
+    assert trials.spread((10, 20, 30, 40, 50), 20) == sorted([10, 20, 30, 40, 50] * 4)
+    with pytest.raises(UserError, match="cannot be shared out to 4"):
+        trials.spread((10, 20, 30, 40, 50), 4)
+
+
+def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(tmp_path):
+    scope = Scope(
+        "lr", tmp_path, benchmarks=("split-cifar100",), methods=("fedavg", "fedmes", "ditto")
+    )
+    for trial in trials.wanted(scope):
+        assert (trial.config.seeds, trial.config.tasks) == ([5], 2)
+        rate = trial.config.optim.lr
+        if trial.config.method == "fedavg":  # the score is the mean of both
+            put(trial, 0.9 if rate == 1e-3 else 0.4, 0.2 if rate == 1e-3 else 0.5)
+        if trial.config.method == "fedmes":  # all equal: the smallest
+            put(trial, 0.5)
+        if trial.config.method == "ditto" and rate < 1e-3:  # the grid is not whole: no choice
+            put(trial, 0.5)
+    written = reproduce(scope, None)
+    assert (tmp_path / "learning-rates.toml").read_text().splitlines()[2:] == [
+        "[split-cifar100]",
+        "fedavg = 0.001",
+        "fedmes = 0.0003",
+    ]
+    assert [row["chosen"] for row in rows(written)] == ["0.001", "0.0003", "open"]
+    table1 = Scope(
+        "table1", tmp_path, benchmarks=("split-cifar100", "split-emnist"), clients=(10, 20)
+    )
+    rates = {(t.config.benchmark, t.line.label): t.config.optim.lr for t in trials.wanted(table1)}
+    assert rates["split-cifar100", "fedmes"] == 0.0003
+    assert rates["split-cifar100", "ditto"] == rates["split-emnist", "fedmes"] == 0.001
+    sgd = next(t for t in trials.wanted(Scope("questions", tmp_path)) if t.line.label == "sgd-0.05")
+    assert sgd.config.optim.lr == 0.05
+
+
+def test_the_protocol_of_a_folder_binds_its_studies(tmp_path):
+    (tmp_path / "protocol.toml").write_text(
+        "[split-miniimagenet]\nrounds = 7\n[split-miniimagenet.data]\nimage_size = 32\n"
+        "[split-miniimagenet.methods.fedweit.optim]\nlr = 0.02\n"
+    )
+    scope = Scope(
+        "table1", tmp_path, benchmarks=("split-miniimagenet", "split-emnist"), clients=(10,)
+    )
+    found = {(t.config.benchmark, t.line.label): t.config for t in trials.wanted(scope)}
+    mini = found["split-miniimagenet", "fedweit"]
+    assert (mini.rounds, mini.data.image_size, mini.optim.lr) == (7, 32, 0.02)
+    assert found["split-miniimagenet", "fedmes"].optim.lr == 0.0005
+    assert found["split-emnist", "fedweit"].rounds == 10
+    # --set comes last
+    assert trials.wanted(replace(scope, options={"rounds": 3}))[0].config.rounds == 3
+    (tmp_path / "protocol.toml").write_text("rounds = 7\n")
+    with pytest.raises(UserError, match="'rounds' is no benchmark"):
+        trials.wanted(scope)
+    (tmp_path / "protocol.toml").write_text("[")
+    with pytest.raises(UserError, match=r"protocol\.toml: cannot be read"):
+        trials.wanted(scope)
