@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fedmes.common.progress import bar, on_terminal
 from fedmes.errors import Stopped
 
 if TYPE_CHECKING:
@@ -20,26 +21,15 @@ if TYPE_CHECKING:
 @contextmanager
 def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | None]:
     """A bar on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
+    if quiet or not on_terminal():
         yield None
         return
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-        line = bar.add_task(title, total=None, status="preparing")
+    with bar(title, status="preparing") as report:
 
         def listener(now: Standing) -> None:
             accuracy = "" if now.accuracy is None else f", accuracy so far {now.accuracy:.3f}"
             status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}{accuracy}"
-            bar.update(line, total=now.rounds_total, completed=now.rounds_done, status=status)
+            report(now.rounds_done, now.rounds_total, status)
 
         yield listener
 

@@ -1,26 +1,21 @@
-"""What fits: options and files of others are taken at their word only where there is memory for
-it."""
+"""What fits in memory: options and files of others are refused where they ask for too much."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NamedTuple
-from zipfile import ZipFile
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image
 
-MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-# by the name of the controller: its folder, and the files with the limit, what is used, and which
-# of it is cache
+# Per controller: its folder, the files with the limit and the usage, and the usage that is cache.
 CGROUP_FILES = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -31,8 +26,7 @@ MOST_ROUNDS = 20_000_000  # of all clients together
 
 
 def free_memory() -> int:
-    """Bytes of main memory that may be had: of this machine, and of the container that this process
-    is in."""
+    """Bytes of main memory available on this machine and in this process's container."""
     return min([_machine_memory(), *_container_memory()])
 
 
@@ -47,8 +41,7 @@ def _machine_memory() -> int:
 
 
 def _container_memory() -> Iterator[int]:
-    """What the control groups of this process leave it, from its own to the outermost, in version 1
-    or 2."""
+    """What each control group (version 1 or 2) of this process leaves it, the innermost first."""
     try:
         lines = CGROUP.read_text().splitlines()
     except OSError:  # not Linux
@@ -56,14 +49,16 @@ def _container_memory() -> Iterator[int]:
     for line in lines:
         _, controllers, own = line.split(":", 2)
         for name in CGROUP_FILES.keys() & set(controllers.split(",")):
+            folder, *files = CGROUP_FILES[name]
             place = PurePosixPath(own.lstrip("/"))
             for group in (place, *place.parents):
-                yield from _left(CGROUPS / CGROUP_FILES[name][0] / group, *CGROUP_FILES[name][1:])
+                yield from _left(CGROUPS / folder / group, *files)
 
 
 def _left(group: Path, limit: str, used: str, cache: str) -> Iterator[int]:
     try:
-        most, taken = (int((group / name).read_text()) for name in (limit, used))
+        most = int((group / limit).read_text())
+        taken = int((group / used).read_text())
         parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         # Its file cache counts as used, and goes where memory is short.
         yield max(0, most - taken + int(parts.get(cache, 0)))
@@ -73,9 +68,11 @@ def _left(group: Path, limit: str, used: str, cache: str) -> Iterator[int]:
 
 
 def check_memory(needed: float, what: object) -> None:
-    if needed > (free := free_memory()):
+    free = free_memory()
+    if needed > free:
         raise UserError(
-            f"{what}: would take {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free"
+            f"{what}: would take {needed / 1e9:,.1f} GB of memory, "
+            f"and {free / 1e9:,.1f} GB are free"
         )
 
 
@@ -86,54 +83,14 @@ def check_schedule(clients: int, rounds: int) -> None:
         )
 
 
-class Header(NamedTuple):
-    """What an array says it is."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-def check_arrays(path: Path, names: Collection[str] | None = None) -> dict[str, Header]:
-    """The arrays of an .npz file, or those named: as long as their headers say, no objects, and
-    they fit in memory."""
-    found, total = {}, 0
-    with ZipFile(path) as archive:
-        for member in archive.infolist():
-            name = member.filename.removesuffix(".npy")
-            if names is not None and name not in names:
-                continue
-            with archive.open(member) as file:
-                version = np.lib.format.read_magic(file)
-                read = {
-                    (1, 0): np.lib.format.read_array_header_1_0,
-                    (2, 0): np.lib.format.read_array_header_2_0,
-                }
-                if version not in read:
-                    raise UserError(f"{path}: {name} is not an array of numbers or strings")
-                shape, _, dtype = read[version](file)
-                if dtype.hasobject:
-                    raise UserError(
-                        f"{path}: {name} holds Python objects; save plain numbers or strings"
-                    )
-                claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
-            if claimed != there:
-                raise UserError(
-                    f"{path}: {name} says that it has {claimed:,} bytes, and has {there:,}"
-                )
-            found[name] = Header(shape, dtype)
-            total += claimed
-    check_memory(total, path)
-    return found
-
-
 def check_picture(picture: Image.Image, count: int, size: int | None, path: Path) -> None:
-    """Before a picture is decoded, which is one of so many that are kept at their own size or
-    another."""
+    """Refuse a picture before it is decoded, one of `count` kept at `size` (None: its own)."""
     pixels = picture.width * picture.height
     if pixels > MOST_PIXELS:
         raise UserError(
             f"{path}: {picture.width}x{picture.height} pixels are more than a picture may have here"
         )
-    needed = 4 * pixels + count * 3 * (size * size if size else pixels)
+    kept = size * size if size else pixels
+    needed = 4 * pixels + count * 3 * kept
     if needed > SMALL:
         check_memory(needed, path)

@@ -1,15 +1,20 @@
-"""Names and messages that others have written, made harmless for who shows them."""
+"""Texts for people: names and messages written by others made harmless, numbers in one format."""
 
 from __future__ import annotations
 
+import re
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 def printable(text: object) -> str:
-    """In one line, without characters that would control a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))
+    """The text in one line, with `?` for characters that would control a terminal."""
+    shown = str(text)
+    for char in set(shown):
+        if not char.isprintable():
+            shown = shown.replace(char, "?")
+    return shown
 
 
 def cell(value: T) -> T | str:
@@ -17,3 +22,23 @@ def cell(value: T) -> T | str:
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
         return f"'{value}"
     return value
+
+
+def three(value: float | None) -> str:
+    """A number with three decimals, as every table prints it."""
+    if value is None or value != value:
+        return "-"
+    text = f"{value:.3f}"
+    return "0.000" if text == "-0.000" else text
+
+
+def natural(text: str, decimals: bool = False) -> list[tuple[int, float, str]]:
+    """A key to sort by: task2 before task10; with `decimals`, 0.25 before 0.5."""
+    number = r"(\d+(?:\.\d+)?)" if decimals else r"(\d+)"
+    key: list[tuple[int, float, str]] = []
+    for part in re.split(number, text):
+        if part[:1].isdecimal():
+            key.append((0, float(part) if decimals else int(part), ""))
+        elif part:
+            key.append((1, 0, part))
+    return key

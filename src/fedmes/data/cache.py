@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedmes.common.keyed_random import Ints
+from fedmes.common.npz import read_arrays
 from fedmes.common.progress import bar
 from fedmes.data import pictures
 from fedmes.data.dataset import Dataset, Normalisation, statistics
@@ -68,8 +69,8 @@ def cached(
     if folder.is_dir():
         try:
             return _open(folder)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            # damaged since: made anew
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, UserError):
+            # damaged since then: it is made again
             shutil.rmtree(folder, ignore_errors=True)
     raw = read()
     with bar(f"decoding {name}, once") as report:
@@ -140,16 +141,17 @@ def _write(part: Path, raw: Raw, size: int, report: Callable[[int, int], None]) 
 
 def _open(folder: Path) -> Dataset:
     about = json.loads((folder / "about.json").read_text())
-    with np.load(folder / "labels.npz", allow_pickle=False) as labels:
-        y, session = labels["y"], labels["session"] if "session" in labels.files else None
-    # Copy on write: torch takes no array that cannot be written to, and nothing that is written
-    # reaches the file.
-    x = np.load(folder / "x.npy", mmap_mode="c", allow_pickle=False)
-    names, notes = tuple(about["class_names"]), tuple(about["notes"])
+    labels = read_arrays(folder / "labels.npz")
     mean, std = (tuple(map(tuple, about["statistics"][name])) for name in ("mean", "std"))
-    found = Normalisation(mean, std)
     return Dataset(
-        x, y, names, about["train_count"], session=session, notes=notes, statistics=found
+        # Copy on write: torch takes no array that is read-only, and no write reaches the file.
+        np.load(folder / "x.npy", mmap_mode="c", allow_pickle=False),
+        labels["y"],
+        tuple(about["class_names"]),
+        about["train_count"],
+        session=labels.get("session"),
+        notes=tuple(about["notes"]),
+        statistics=Normalisation(mean, std),
     )
 
 

@@ -1,27 +1,27 @@
-"""The 1,797 8x8 optical digits of the UCI repository, shipped with the package (see
-DIGITS-LICENCE.md)."""
+"""The 1,797 optical digits of the UCI repository, 8x8, shipped with the package.
+
+DIGITS-LICENCE.md has their licence.
+"""
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 
+from fedmes.common.npz import read_arrays
 from fedmes.data.dataset import Dataset
 
 
 def load() -> Dataset:
     """Every fifth image of a class, in file order, is a test image."""
-    with (
-        resources.files("fedmes.data").joinpath("digits.npz").open("rb") as file,
-        np.load(file) as arrays,
-    ):
-        x, y = arrays["x"], arrays["y"].astype(np.int64)
+    arrays = read_arrays(Path(__file__).with_name("digits.npz"))
+    y = arrays["y"].astype(np.int64)
     # 0..16 dots in a cell -> 0..240, so that a viewer shows the digit
-    x = x[..., None] * np.uint8(15)
+    x = arrays["x"][..., None] * np.uint8(15)
     rank = np.zeros(len(y), np.int64)
     for label in range(10):
         rank[y == label] = np.arange((y == label).sum())
     test = rank % 5 == 4
     order = np.concatenate([np.flatnonzero(~test), np.flatnonzero(test)])
-    return Dataset(x[order], y[order], tuple(str(d) for d in range(10)), int((~test).sum()))
+    return Dataset(x[order], y[order], tuple("0123456789"), int((~test).sum()))

@@ -4,7 +4,6 @@ or not at all."""
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import sys
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
+
+from filelock import FileLock, Timeout
 
 from fedmes.common.progress import Report, bar
 from fedmes.errors import UserError
@@ -38,24 +39,25 @@ class Archive:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """One process at a time fetches into a folder; others wait and say so. The system lets go of
-    the lock of a process that has died, however it died."""
+    """One process at a time downloads into a folder; others say that they wait.
+
+    The system frees the lock of a process that has been killed.
+    """
+    lock = FileLock(root / ".fetch.lock")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        file = (root / ".fetch.lock").open("a")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting = f"{root}: another process is fetching into it; waiting until it is done"
+            print(waiting, file=sys.stderr, flush=True)
+            lock.acquire()
     except OSError as error:
         raise UserError(f"{error.filename or root}: {error.strerror or error}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(
-                f"{root}: another process is fetching into it; waiting until it is done",
-                file=sys.stderr,
-                flush=True,
-            )
-            fcntl.flock(file, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def fetch(archive: Archive, root: Path) -> Path:

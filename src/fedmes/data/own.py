@@ -3,7 +3,6 @@ CLIENT/TASK/train|test/CLASS/*."""
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -14,13 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes.common import limits
 from fedmes.common.keyed_random import Ints
+from fedmes.common.npz import read_arrays
+from fedmes.common.text import natural
 from fedmes.data import pictures
 from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
 
 READ = ", ".join(sorted(pictures.SUFFIXES))
+NEEDED = ("x", "y", "client", "task")  # arrays of an .npz file
 UNSAID = -1
 
 
@@ -72,25 +73,18 @@ def read_npz(path: Path) -> Table:
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
-    needed, optional = ("x", "y", "client", "task"), ("split",)
-    arrays: dict[str, NDArray[Any]] = {}
     try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise UserError(f"{path}: one array, not an .npz file with {', '.join(needed)}")
-        with file:
-            if missing := [name for name in needed if name not in file.files]:
-                raise UserError(
-                    f"{path}: has no array {', '.join(missing)}; needed are {', '.join(needed)}"
-                )
-            limits.check_arrays(path, {*needed, *optional})
-            for name in (*needed, *(n for n in optional if n in file.files)):
-                arrays[name] = file[name]
+        arrays = read_arrays(path, {*NEEDED, "split"})
     except UserError:
         raise
     except Exception as error:
         # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be read as an .npz file ({error})") from None
+    missing = [name for name in NEEDED if name not in arrays]
+    if missing:
+        raise UserError(
+            f"{path}: has no array {', '.join(missing)}; needed are {', '.join(NEEDED)}"
+        )
     return arrays
 
 
@@ -138,21 +132,12 @@ def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[
             f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings"
         )
     distinct, inverse = np.unique(values, return_inverse=True)
-    order = sorted(
-        range(len(distinct)),
-        key=lambda i: _natural(str(distinct[i])) if values.dtype.kind == "U" else i,
-    )
+    names = [str(value) for value in distinct]
+    order = list(range(len(names)))
+    if values.dtype.kind == "U":
+        order.sort(key=lambda i: natural(names[i]))
     rank = np.argsort(np.array(order, np.int64))
-    return rank[inverse].astype(np.int64), tuple(str(distinct[i]) for i in order)
-
-
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    """task2 before task10."""
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", text)
-        if part
-    ]
+    return rank[inverse].astype(np.int64), tuple(names[i] for i in order)
 
 
 # --- folders --------------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from fedmes.common import limits
+from fedmes.common.npz import read_arrays
 from fedmes.data import pictures
 from fedmes.engines.client_data import CHUNK
 from fedmes.errors import UserError
@@ -160,13 +162,11 @@ def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDAr
 def _load(path: Path) -> NDArray[Any]:
     """The array of an .npy file, or `x` of an .npz file."""
     try:
+        if is_zipfile(path):
+            return read_arrays(path, {"x"})["x"]
         content = np.load(path, allow_pickle=False, mmap_mode="r")
-        if isinstance(content, np.ndarray):
-            limits.check_memory(content.nbytes, path)
-            return np.array(content)
-        with content:
-            limits.check_arrays(path, {"x"})
-            return content["x"]
+        limits.check_memory(content.nbytes, path)
+        return np.array(content)
     except UserError:
         raise
     except FileNotFoundError:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedmes.common import limits
-from fedmes.common.limits import Header
+from fedmes.common.npz import Header, read_arrays, read_headers
 from fedmes.report import series
 from fedmes.report.gather import Group, Run
 from fedmes.report.rows import Row
@@ -149,14 +148,14 @@ class Album:
         """The key of a client's sheet; None where there is no memory, no image in it, or no room
         left."""
         try:
-            found = limits.check_arrays(folder / "memory.npz", {"x", "y", "task"})
+            found = read_headers(folder / "memory.npz", {"x", "y", "task"})
             if not _remembered(**found):
                 return None
             if math.prod(found["x"].shape) * found["x"].dtype.itemsize > MEMORY_BUDGET:
                 self.full = True
                 return None
-            with np.load(folder / "memory.npz", allow_pickle=False) as file:
-                x, y, task = file["x"], file["y"], file["task"]
+            arrays = read_arrays(folder / "memory.npz", found)
+            x, y, task = (arrays[name] for name in ("x", "y", "task"))
         except Exception:
             # missing, or whatever a damaged file makes numpy raise: then there are no thumbnails
             return None

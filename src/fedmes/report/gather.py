@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmes.common.text import printable
+from fedmes.common.text import natural, printable
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
@@ -253,15 +252,7 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
         replace(run, label=printable(label if times[label] == 1 else f"{label} [{run.directory}]"))
         for run, label in zip(runs, labels, strict=True)
     ]
-    return tuple(sorted(named, key=lambda run: _natural(run.label)))
-
-
-def _natural(label: str) -> list[tuple[int, float, str]]:
-    """So that 5 comes before 10."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", label)
-    return [
-        (1, float(part), "") if place % 2 else (0, 0.0, part) for place, part in enumerate(parts)
-    ]
+    return tuple(sorted(named, key=lambda run: natural(run.label, decimals=True)))
 
 
 def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:

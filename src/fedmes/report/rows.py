@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmes.common.text import cell, printable
+from fedmes.common.text import cell, printable, three
 from fedmes.report.gather import Group, Run
 from fedmes.report.series import SCORES
 from fedmes.results.labels import NUMBERS, variants
@@ -132,14 +132,6 @@ LATEX = {
 
 def latex_text(text: str) -> str:
     return "".join(LATEX.get(char, char) for char in printable(text))
-
-
-def three(value: float | None) -> str:
-    """A number as every table prints it."""
-    if value is None or value != value:
-        return "-"
-    text = f"{value:.3f}"
-    return "0.000" if text == "-0.000" else text
 
 
 def signed(value: float) -> str:

@@ -10,7 +10,6 @@ whenever the run is the same.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as dump
@@ -110,13 +110,12 @@ def clear(run: Path) -> None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """One process a directory. The system lets go of the lock of a process that has died, however
-    it died."""
-    with (run / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{run}: another process is working in this directory") from None
+    """One process per directory. The system frees the lock of a process that has been killed."""
+    try:
+        lock = FileLock(run / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{run}: another process is working in this directory") from None
+    with lock:
         yield
 
 

@@ -28,10 +28,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from fedmes.common import limits
 from fedmes.common.files import sync
 from fedmes.common.keyed_random import Ints
-from fedmes.common.limits import Header
+from fedmes.common.npz import Header, read_arrays, read_headers
 from fedmes.config.options import Config, Count, Positive
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.errors import UserError
@@ -351,9 +350,8 @@ def _read_arrays(
 ) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file, once their headers have passed the check."""
     try:
-        check(limits.check_arrays(path))
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        check(read_headers(path))
+        arrays = read_arrays(path)
         for name, values in arrays.items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise ValueError(f"{name} has values that are not finite")

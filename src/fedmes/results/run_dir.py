@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from fedmes import config as configuration
-from fedmes.common import limits, plugins
+from fedmes.common import plugins
 from fedmes.common.files import first_link, replace_text, whole
+from fedmes.common.npz import read_arrays
 from fedmes.common.text import cell
 from fedmes.config.options import Config
 from fedmes.errors import UserError
@@ -153,9 +154,7 @@ def load(directory: Path) -> Result:
     """A finished run from its directory, which need not hold models nor `rounds.csv`."""
     try:
         content = json.loads((directory / "result.json").read_bytes())
-        limits.check_arrays(directory / "accuracy.npz")
-        with np.load(directory / "accuracy.npz", allow_pickle=False) as file:
-            accuracy = {name: file[name] for name in file.files}
+        accuracy = read_arrays(directory / "accuracy.npz")
         rounds: list[dict[str, Any]] = []
         if (directory / "rounds.csv").exists():
             with (directory / "rounds.csv").open(newline="") as file:
