@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
 
 from fedmes.common.keyed_random import Ints
@@ -74,6 +75,9 @@ def read_npz(path: Path) -> Table:
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:  # as numpy.save writes it
+                raise UserError(f"{path}: one array, not an .npz file with {', '.join(NEEDED)}")
         arrays = read_arrays(path, {*NEEDED, "split"})
     except UserError:
         raise
