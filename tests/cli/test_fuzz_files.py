@@ -15,7 +15,7 @@ from fedmes.cli import render
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint, run_dir
-from fedmes.scenario.own import open_own
+from fedmes.scenario.custom import open_custom
 from fedmes.scenario.stream import Stream
 from helpers.fuzzing import cases, well_behaved
 
@@ -149,7 +149,7 @@ def npz_bytes():
 def test_damaged_arrays(content):
     Path("damaged.npz").write_bytes(content)
     with well_behaved():
-        open_own(Path("damaged.npz"), None, 1).stream(0)
+        open_custom(Path("damaged.npz"), None, 1).stream(0)
 
 
 def png_bytes(mode, size, kind="PNG"):

@@ -21,7 +21,7 @@ from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
 from fedmes.experiment import runner
 from fedmes.results import checkpoint, run_dir
-from fedmes.scenario.own import open_own
+from fedmes.scenario.custom import open_custom
 from fedmes.scenario.stream import Stream
 from helpers.commands import arrays
 
@@ -49,22 +49,22 @@ class TestOwnData:
     def test_an_array_that_is_not_as_long_as_it_says(self, shape, tmp_path):
         path = npz(tmp_path / "own.npz", x=npy(shape, bytes(24 * 4 * 4)))
         with pytest.raises(UserError, match=r"x says that it has [\d,]+ bytes, and has 384"):
-            open_own(path, None, 1)
+            open_custom(path, None, 1)
 
     def test_arrays_that_do_not_fit_in_memory(self, tmp_path, monkeypatch):
         """As where a megabyte of zeros takes a gigabyte when it is unpacked."""
         np.savez(tmp_path / "own.npz", **arrays())
         monkeypatch.setattr(limits, "free_memory", lambda: 100)
         with pytest.raises(UserError, match=r"would take 0\.0 GB of memory"):
-            open_own(tmp_path / "own.npz", None, 1)
+            open_custom(tmp_path / "own.npz", None, 1)
 
     def test_python_objects_are_not_read(self, tmp_path):
         path = npz(tmp_path / "own.npz", y=npy((24,), pickle.dumps(list(range(24))), "|O"))
         with pytest.raises(UserError, match="y holds Python objects"):
-            open_own(path, None, 1)
+            open_custom(path, None, 1)
 
     def test_other_files_in_the_archive_do_not_matter(self, tmp_path):
-        assert open_own(npz(tmp_path / "own.npz", notes=b"words"), None, 1).dataset.x.shape == (
+        assert open_custom(npz(tmp_path / "own.npz", notes=b"words"), None, 1).dataset.x.shape == (
             24,
             4,
         )
@@ -100,7 +100,7 @@ class TestOwnData:
                 UserError,
                 match=r"picture\.png: (\d+x\d+ pixels are more|cannot be read as an image)",
             ):
-                open_own(self.folder(tmp_path, bomb), 32, 1)
+                open_custom(self.folder(tmp_path, bomb), 32, 1)
 
     def test_postscript_is_no_picture(self, tmp_path):
         """Pillow hands it to Ghostscript, which runs what it says."""
@@ -108,7 +108,7 @@ class TestOwnData:
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) run\n%%EOF\n"
         )
         with pytest.raises(UserError, match="cannot be read as an image"):
-            open_own(self.folder(tmp_path, program), None, 1)
+            open_custom(self.folder(tmp_path, program), None, 1)
 
 
 def stream(**changes):

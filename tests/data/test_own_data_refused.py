@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedmes.errors import UserError
-from fedmes.scenario.own import open_own
+from fedmes.scenario.custom import open_custom
 from helpers.own_data import N, columns, opened, refused, save
 
 
@@ -255,9 +255,9 @@ def test_image_size_is_for_folders(tmp_path):
     with pytest.raises(
         UserError, match=r"data\.image_size: arrays in a file have one size already"
     ):
-        open_own(save(tmp_path), 8, 1)
+        open_custom(save(tmp_path), 8, 1)
 
 
 def test_bad_data_is_reported_before_a_stream_is_asked_for(tmp_path):
     with pytest.raises(UserError, match="has no test data"):
-        open_own(save(tmp_path, split=np.zeros(N, int)), None, 1)
+        open_custom(save(tmp_path, split=np.zeros(N, int)), None, 1)

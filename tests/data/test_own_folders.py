@@ -8,7 +8,7 @@ from PIL import Image
 
 from fedmes.config.options import FederationOptions
 from fedmes.errors import UserError
-from fedmes.scenario.own import open_site
+from fedmes.scenario.custom import open_site
 from helpers.own_data import names, opened, refused, rng
 
 

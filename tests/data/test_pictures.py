@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fedmes.data import pictures
-from fedmes.data.own import read_folders
+from fedmes.data.custom import read_folders
 from fedmes.errors import UserError
 from fedmes.prediction import inputs
 

@@ -20,7 +20,7 @@ from fedmes.deployment import local, require_flower, site
 from fedmes.deployment.supervisor import MARK, Supervisor
 from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
 from fedmes.errors import Stopped, UserError
-from fedmes.scenario.own import read_site
+from fedmes.scenario.custom import read_site
 from helpers.forked import fedmes
 from helpers.waiting import HANGS, until
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedmes.errors import UserError
-from fedmes.scenario.own import open_own
+from fedmes.scenario.custom import open_custom
 
 # samples of the default table: two clients with two tasks, three samples of each of two classes
 N = 24
@@ -35,12 +35,12 @@ def save(tmp_path, name="data.npz", **changes):
 
 
 def opened(path, image_size=None, rounds=2):
-    return open_own(path, image_size, rounds)
+    return open_custom(path, image_size, rounds)
 
 
 def refused(path, image_size=None):
     with pytest.raises(UserError) as error:
-        open_own(path, image_size, 1)
+        open_custom(path, image_size, 1)
     message = str(error.value)
     assert str(path) in message
     assert message.count("\n") <= 1

@@ -319,7 +319,7 @@ def test_pictures_arrays_paths_and_lists_are_the_same_samples(digits_run, tmp_pa
 def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
     """A folder of mixed pictures read as training data, and each of them given to predict: the same
     pixels."""
-    from fedmes.data.own import read_folders
+    from fedmes.data.custom import read_folders
 
     rng = np.random.RandomState(0)
     folder = tmp_path / "data/site/task/train/kind"

@@ -36,7 +36,7 @@ def init(
     and not copied."""
     require_flower()
     from fedmes.deployment.site import create, instructions
-    from fedmes.scenario.own import read_site
+    from fedmes.scenario.custom import read_site
 
     directory, data = directory.resolve(), data.resolve()
     read_site(data, image_size=1)  # small, since only whether it can be read matters

@@ -29,7 +29,7 @@ from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
 from fedmes.models.functional import Net
-from fedmes.scenario import own
+from fedmes.scenario import custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
 from fedmes.scenario.plan import Plan, Work
@@ -121,7 +121,7 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
         raise UserError(
             "memory.policy: fifo needs to know how many tasks will come; use ring, or set memory.per_task"
         )
-    source = own.open_site(data, name, agreed, config.data.image_size, config.rounds)
+    source = custom.open_site(data, name, agreed, config.data.image_size, config.rounds)
     given = makers(config)
     normalisation = (
         Normalisation((tuple(agreed.mean),), (tuple(agreed.std),)) if agreed.mean else None
@@ -244,9 +244,9 @@ def agreement(config: Config) -> Config:
 def open_source(config: Config) -> Source:
     """The data: a benchmark's or one's own, and what further own data follows."""
     size, rounds, arrival = config.data.image_size, config.rounds, config.stream.arrival
-    tables = [own.read(Path(path), size) for path in config.data.more]
+    tables = [custom.read(Path(path), size) for path in config.data.more]
     if config.data.path is not None:
-        source = own.open_own(Path(config.data.path), size, rounds, arrival)
+        source = custom.open_custom(Path(config.data.path), size, rounds, arrival)
     elif (first := config.tasks - most_tasks(tables)) > 0:
         limits.check_schedule(config.clients, config.tasks * config.rounds)
         source = open_benchmark(config.with_({"tasks": first}))

@@ -24,7 +24,7 @@ from fedmes.experiment.recorder import Listener, Origin, Recorder
 from fedmes.experiment.train import State, alone_in, to_go_on_from, train, working_in
 from fedmes.results import checkpoint, client_dir, run_dir
 from fedmes.results.run_dir import Result, default_directory
-from fedmes.scenario import own
+from fedmes.scenario import custom
 from fedmes.scenario.extend import most_tasks
 from fedmes.scenario.stream import combined_sha256
 from fedmes.tensors import pick, put
@@ -139,7 +139,7 @@ def extended(
     if before.data.path is not None:
         content.pop("tasks")  # the data says how many
     else:
-        tables = [own.read(Path(path), before.data.image_size) for path in more]
+        tables = [custom.read(Path(path), before.data.image_size) for path in more]
         content["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
     return configuration.stored(content, directory), state
 

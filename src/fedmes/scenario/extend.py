@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmes.data.custom import Table
 from fedmes.data.dataset import Dataset
-from fedmes.data.own import Table
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
-from fedmes.scenario.own import deal
+from fedmes.scenario.custom import deal
 from fedmes.scenario.source import Source
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
-from fedmes.data.own import UNSAID, Table, read, read_folders, read_npz
+from fedmes.data.custom import UNSAID, Table, read, read_folders, read_npz
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
 from fedmes.scenario.source import Source
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 TEST_SHARE = 0.2
 
 
-def open_own(path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep") -> Source:
+def open_custom(
+    path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep"
+) -> Source:
     """The data at `path` as it will be dealt out: to the clients it names."""
     if path.is_file() and image_size is not None:
         raise UserError("data.image_size: arrays in a file have one size already; leave it out")
