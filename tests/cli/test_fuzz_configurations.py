@@ -10,7 +10,8 @@ from hypothesis import strategies as some
 
 from fedmes import config
 from fedmes.cli import render
-from fedmes.config.options import Config, Section
+from fedmes.config.options import Config
+from fedmes.config.section import Section
 from fedmes.errors import UserError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare

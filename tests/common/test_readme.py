@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmes import config
 from fedmes.cli import app as cli
+from fedmes.config.catalog import options as all_options
 from helpers.waiting import HANGS
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_every_option_is_documented():
     documented = set(
         re.findall(r"^\| `([a-z0-9_.]+)` \|", (ROOT / "docs/options.md").read_text(), re.MULTILINE)
     )
-    assert documented == set(config.option_names())
+    assert documented == set(all_options())
 
 
 PAGES = {"quick-start": 5, "own-data": 3, "own-model": 3, "own-method": 4, "reproduce": 3}
@@ -116,7 +116,7 @@ def test_what_a_page_names_is_there(page):
     assert files
     for name in files:
         assert (ROOT / "src/fedmes" / name).exists() or (ROOT / name).exists(), name
-    options = set(config.option_names())
+    options = set(all_options())
     sections = {name.partition(".")[0] for name in options if "." in name}
     for name in named:
         option = name.partition("=")[0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmes.config.options import FederationOptions
+from fedmes.config.federation_options import FederationOptions
 from fedmes.errors import UserError
 from fedmes.scenario.custom import open_site
 from helpers.own_data import names, opened, refused, rng

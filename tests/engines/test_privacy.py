@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 from fedmes import config
-from fedmes.config.options import Privacy
+from fedmes.config.federation_options import Privacy
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError
 from fedmes.experiment import simulation

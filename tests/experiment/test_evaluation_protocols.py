@@ -7,13 +7,14 @@ import pytest
 
 from fedmes import config
 from fedmes.cli import app as cli
+from fedmes.config.catalog import options as all_options
 from fedmes.errors import Stopped
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.results import checkpoint, run_dir
 from fedmes.studies import trials
-from fedmes.studies.trials import JUDGING, Scope
+from fedmes.studies.trials import Scope
 
 TINY = {
     "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 10, "model.name": "cnn2",
@@ -39,7 +40,9 @@ def tables(directory):
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_equal_to_trainings_of_their_own(engine, tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": engine})
-    assert {key for other in OTHERS.values() for key in other} == set(JUDGING)
+    assert {key for other in OTHERS.values() for key in other} == {
+        key for key, option in all_options().items() if option.role == "evaluation"
+    }
     whole = runner.execute(prepare(options, protocols=OTHERS), tmp_path / "runs/whole")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(["whole", *OTHERS])
     alone = runner.execute(prepare(options), tmp_path / "whole")

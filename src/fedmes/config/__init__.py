@@ -1,7 +1,7 @@
 """Every option with its default and limits, how files and flags become a `Config`, and each
 benchmark's presets."""
 
-from fedmes.config.loading import load, option_names, parse_value, stored
+from fedmes.config.loading import load, parse_value, stored
 from fedmes.config.options import Config, dotted
 
-__all__ = ["Config", "dotted", "load", "option_names", "parse_value", "stored"]
+__all__ = ["Config", "dotted", "load", "parse_value", "stored"]

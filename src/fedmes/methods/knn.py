@@ -14,7 +14,7 @@ from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, pick
 
 if TYPE_CHECKING:
-    from fedmes.config.options import KNN
+    from fedmes.config.training_options import KNN
 from typing import TYPE_CHECKING, ClassVar
 
 from fedmes.methods.base import ClientContext

@@ -7,29 +7,11 @@ import shlex
 from typing import Any
 
 from fedmes import config as configuration
+from fedmes.config.catalog import options as all_options
+from fedmes.config.catalog import role_of
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.report.gather import Group, Run, differing, value_text
-
-FLAGS = {
-    "benchmark": "--benchmark", "data.path": "--data", "method": "--method", "model.name": "--model",
-    "clients": "--clients", "tasks": "--tasks", "rounds": "--rounds", "epochs": "--epochs", "batch": "--batch",
-    "memory.size": "--memory", "seeds": "--seeds", "engine.name": "--engine", "device": "--device",
-}  # fmt: skip
-
-# Options that one sets for all methods of a comparison; the rest a method brings along, or they say
-# how it is computed.
-SHARED = (
-    "rounds",
-    "epochs",
-    "batch",
-    "model.",
-    "memory.",
-    "optim.",
-    "train.",
-    "eval.",
-    "engine.precision",
-)
 
 
 def command(run: Run) -> str:
@@ -40,9 +22,9 @@ def command(run: Run) -> str:
         return f"fedmes run {shlex.quote(f'{run.directory}/config.toml')}"
     words = ["fedmes", "run"]
     for key, value in options.items():
-        if key in FLAGS:
+        if flag := all_options()[key].flag:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words += [FLAGS[key], shlex.quote(text)]
+            words += [flag, shlex.quote(text)]
         else:
             words += ["--set", shlex.quote(f"{key}={_toml(value)}")]
     return " ".join(words)
@@ -113,4 +95,10 @@ def common(group: Group) -> list[tuple[str, str]]:
 def more_than_the_method(group: Group) -> list[str]:
     """Shared options that are not the same for all runs: then a difference between runs may come
     from these."""
-    return [key for key in differing([run.config for run in group.runs]) if key.startswith(SHARED)]
+    return [key for key in differing([run.config for run in group.runs]) if _is_shared(key)]
+
+
+def _is_shared(key: str) -> bool:
+    """Is it set for all methods of a comparison? Other options a method brings along, or they say
+    how it is computed."""
+    return role_of(key) == "training" or key.startswith("eval.") or key == "engine.precision"

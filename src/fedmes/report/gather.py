@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedmes.common.text import natural, printable
+from fedmes.config.catalog import role_of
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
@@ -26,7 +27,6 @@ from fedmes.version import __version__
 
 RUN_FILES = ("config.toml", "result.json", "accuracy.npz", "rounds.csv")
 DEPTH = 3  # runs/ holds compare's folder, which holds the methods' folders
-HOW = ("engine.", "device", "output.", "comm.", "checkpoint.")  # how a run was computed, not what
 
 
 @dataclass(frozen=True)
@@ -285,8 +285,13 @@ def decisive(config: Config) -> dict[str, Any]:
     return {
         key: value
         for key, value in config.options().items()
-        if not key.startswith(HOW) and not of_another_method(config.method, key)
+        if not about_computing(key) and not of_another_method(config.method, key)
     }
+
+
+def about_computing(key: str) -> bool:
+    """Does an option say how a run is computed and written, not what?"""
+    return role_of(key) in ("engine", "output")
 
 
 def of_another_method(method: str, key: str) -> bool:

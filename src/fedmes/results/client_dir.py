@@ -31,7 +31,8 @@ from safetensors.torch import load_file, save
 from fedmes.common.files import sync
 from fedmes.common.keyed_random import Ints
 from fedmes.common.npz import Header, read_arrays, read_headers
-from fedmes.config.options import Config, Count, Positive
+from fedmes.config.options import Config
+from fedmes.config.section import Count, Positive
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.errors import UserError
 from fedmes.scenario.plan import Plan

@@ -18,7 +18,7 @@ from fedmes.scenario import stream as streams
 from fedmes.scenario.source import Source
 
 if TYPE_CHECKING:
-    from fedmes.config.options import FederationOptions as Agreed
+    from fedmes.config.federation_options import FederationOptions as Agreed
 
 # of a client's images of a class in a task, where the data does not say which are for testing
 TEST_SHARE = 0.2

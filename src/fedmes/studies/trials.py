@@ -14,13 +14,14 @@ from typing import Any
 from fedmes import config as configuration
 from fedmes.common import plugins
 from fedmes.config.benchmarks import BENCHMARKS
+from fedmes.config.catalog import role_of
 from fedmes.config.options import Config
 from fedmes.config.trust import check_trust
 from fedmes.errors import UserError, unknown
 from fedmes.experiment.made_from import changed, data_hash, source_hashes
 from fedmes.experiment.prepare import makers, open_source
 from fedmes.methods import METHODS
-from fedmes.report.gather import HOW, Run, of_another_method
+from fedmes.report.gather import Run, about_computing, of_another_method
 from fedmes.results import run_dir
 from fedmes.studies.declared import STUDIES, Line, Study
 
@@ -178,11 +179,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     return content
 
 
-# Options that are asked for only when clients are judged. (A theta that is tuned holds samples back
-# from training.)
-JUDGING = ("eval.told", "eval.model", "knn.k", "knn.kernel", "knn.theta", "knn.features")
-
-
 def evaluations(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, Any]]:
     """Of other runs those that are the same training judged in another way: their options of that
     kind, by name."""
@@ -190,7 +186,9 @@ def evaluations(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, An
     for other in others:
         theirs = other.config.options()
         apart = {key for key in mine if mine[key] != theirs[key]}
-        judging = apart <= set(JUDGING) and "tuned" not in (mine["knn.theta"], theirs["knn.theta"])
+        judging = all(role_of(key) == "evaluation" for key in apart)
+        # a tuned theta holds samples back from training
+        judging = judging and "tuned" not in (mine["knn.theta"], theirs["knn.theta"])
         if judging and apart and theirs["output.models"] == "none":
             found[other.directory.name] = {key: theirs[key] for key in apart}
     return found
@@ -224,7 +222,7 @@ def run_name(config: Config) -> str:
         for key, value in config.options().items()
         if value != default[key]
         and key not in ("method", "clients", "seeds")
-        and not key.startswith(HOW)
+        and not about_computing(key)
     ]
     return "-".join([config.method, *apart])
 
@@ -248,7 +246,7 @@ def look(trial: Trial) -> Outcome:
     there = result.config.options()
     for key, value in trial.config.options().items():
         settled = (
-            value is None or value == "auto" or (key.startswith(HOW) and key not in trial.chosen)
+            value is None or value == "auto" or (about_computing(key) and key not in trial.chosen)
         )
         settled = settled or of_another_method(trial.config.method, key)
         if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmes.config.options import Privacy
+from fedmes.config.federation_options import Privacy
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 

@@ -1,0 +1,106 @@
+"""Options of the data: which data set, and how it is partitioned over clients and tasks."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedmes.config.section import Positive, Role, Section, option
+
+
+class Data(Section):
+    """Data files and the size of images."""
+
+    role: ClassVar[Role] = "data"
+    plain: ClassVar[str | None] = "path"
+
+    path: str | None = option(
+        None,
+        "custom data instead of a benchmark",
+        unset="none",
+        flag="--data",
+        metavar="FILE.npz|DIR",
+    )
+    more: list[str] = option(
+        [],
+        "custom data with the tasks that follow, a list of files or folders. "
+        "Written by `fedmes extend`.",
+        unset="none",
+    )
+    image_size: Positive | None = option(
+        None,
+        "side length in pixels to which images are resized. For `synthetic`, the size of the "
+        "images. Custom images keep their size unless it is set.",
+        unset="by benchmark",
+    )
+    core50_labels: Literal["sessions", "objects"] = option(
+        "sessions",
+        "classes of split-core50. `sessions`: 550 classes, one per object and session; `objects`: "
+        "50 classes shared by all tasks.",
+    )
+    fusion: Literal["single", "mixed"] = option(
+        "single",
+        "tasks of fusion-40. `single`: the classes of a task come from one source; `mixed`: from "
+        "all sources.",
+    )
+
+
+class StreamOptions(Section):
+    """How a benchmark is partitioned over clients and tasks."""
+
+    role: ClassVar[Role] = "data"
+
+    frac: Literal["holders"] | Annotated[float, Field(gt=0)] = option(
+        0.1,
+        "training images of a class that each client with this class receives. A share, a number "
+        "of images (above 1), or `holders`: the images are divided among these clients.",
+    )
+    cap: Positive | None = option(
+        None,
+        "maximum number of training images per client and task. Classes are reduced in "
+        "proportion, to at least one image each.",
+        unset="none",
+    )
+    test_frac: Annotated[float, Field(gt=0, le=1)] = option(1.0, "share of the test images used")
+    classes_min: Positive = option(2, "minimum number of classes per client and task")
+    classes_max: Positive = option(5, "maximum number of classes per client and task")
+    partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = option(
+        "even",
+        "heterogeneity: how the images of a class are divided among its clients. `even`: equal "
+        "shares; `dirichlet:ALPHA`: the same total in unequal shares, the more unequal the "
+        "smaller ALPHA.",
+    )
+    arrival: Literal["lockstep", "staggered"] = option(
+        "lockstep",
+        "when tasks start. `lockstep`: in the same round on all clients; `staggered`: each client "
+        "waits for a random number of rounds, at most `rounds`, before each of its tasks.",
+    )
+
+    @field_validator("partition")
+    @classmethod
+    def _concentration(cls, partition: str) -> str:
+        alpha = partition.partition(":")[2]
+        if alpha and not 1e-3 <= float(alpha) <= 1e6:
+            raise ValueError("dirichlet:ALPHA takes an ALPHA from 0.001 to 1000000")
+        return partition
+
+    @model_validator(mode="after")
+    def _ordered(self) -> StreamOptions:
+        if self.classes_min > self.classes_max:
+            raise ValueError(
+                f"classes_min {self.classes_min} is above classes_max {self.classes_max}"
+            )
+        return self
+
+
+class Synthetic(Section):
+    """The images of the benchmark `synthetic`."""
+
+    role: ClassVar[Role] = "data"
+
+    classes: Positive = option(5, "classes per task")
+    channels: Positive = option(1, "colour channels")
+    train: Positive = option(200, "training images per class")
+    test: Positive = option(20, "test images per class")
+    noise: Annotated[float, Field(ge=0)] = option(1.0, "noise-to-signal ratio")

@@ -1,0 +1,129 @@
+"""Options of the federation: who takes part in a round, and what is sent."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, model_validator
+
+from fedmes.config.section import Positive, Role, Section, Share, option
+
+NotNegative = Annotated[float, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
+
+
+class Server(Section):
+    """The server's part of a round."""
+
+    role: ClassVar[Role] = "federation"
+
+    fraction: Annotated[float, Field(gt=0, le=1)] = option(
+        1.0, "share of the clients with a task that takes part in a round"
+    )
+    min_clients: Positive = option(
+        1,
+        "minimum number of valid updates per round. With fewer, the server keeps its state; a "
+        "round of real sites waits until as many are connected.",
+    )
+    patience: NotNegative = option(
+        0.0,
+        "seconds for which real sites are asked for new tasks once all are learned. Then the run "
+        "ends.",
+    )
+    timeout: AboveZero = option(
+        3600.0, "seconds after which a site without an answer is excluded from a round (Flower)"
+    )
+
+
+class Faults(Section):
+    """Simulated faults, for experiments."""
+
+    role: ClassVar[Role] = "federation"
+
+    drop: Annotated[float, Field(ge=0, lt=1)] = option(
+        0.0, "probability that a client does not answer in a round"
+    )
+    nan: Share = option(0.0, "probability that a client's update is not a number and is rejected")
+
+
+class FederationOptions(Section):
+    """What real sites must agree on; a simulation has it from its data."""
+
+    role: ClassVar[Role] = "federation"
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = option(
+        "client",
+        "real sites: folder inside the site's folder with its state. Two federations of the same "
+        "sites need two names.",
+    )
+    sites: list[str] = option(
+        [],
+        "real sites: their names, in the order of clients ([deployment.md](deployment.md))",
+        unset="none",
+    )
+    classes: list[str] = option(
+        [], "real sites: all class names, in the order of their ids", unset="none"
+    )
+    shape: list[Positive] = option(
+        [],
+        "real sites: shape of a sample, as channels, height, width; or as one length",
+        unset="none",
+    )
+    mean: list[float] = option(
+        [],
+        "real sites: mean per channel, of pixels between 0 and 1. Without it, samples are not "
+        "normalised.",
+        unset="none",
+    )
+    std: list[AboveZero] = option(
+        [], "real sites: standard deviation per channel, of pixels between 0 and 1", unset="none"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> FederationOptions:
+        if self.sites and not (self.classes and len(self.shape) in (1, 3)):
+            raise ValueError(
+                "sites need classes and a shape (channels, height, width; or one length)"
+            )
+        if len(set(self.sites)) < len(self.sites) or len(set(self.classes)) < len(self.classes):
+            raise ValueError("a name is given twice")
+        if len(self.mean) != len(self.std) or (self.mean and len(self.mean) != self.shape[0]):
+            raise ValueError("mean and std need one number for each channel")
+        return self
+
+
+class Privacy(Section):
+    """What a client adds to its updates before they are sent (engine flower)."""
+
+    role: ClassVar[Role] = "federation"
+
+    clip: AboveZero | None = option(
+        None,
+        "maximum norm of an update that leaves a site (Flower; "
+        "[what it protects](deployment.md#clipping-and-noise))",
+        unset="none",
+    )
+    epsilon: AboveZero | None = option(
+        None,
+        "local differential privacy per round: noise is added to the clipped update",
+        unset="none",
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = option(
+        1e-5, "second parameter of local differential privacy"
+    )
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Privacy:
+        if self.epsilon is not None and self.clip is None:
+            raise ValueError("epsilon needs clip, which bounds what noise must hide")
+        return self
+
+
+class Comm(Section):
+    """The communication model."""
+
+    role: ClassVar[Role] = "output"
+
+    mbps: AboveZero = option(
+        40.0, "bandwidth of each client in Mbit/s, for the modelled communication time"
+    )

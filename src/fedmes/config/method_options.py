@@ -1,0 +1,149 @@
+"""Options of the built-in methods, a section per method.
+
+A method names its section as `Options` (docs/own-method.md). They are declared here, not beside the
+methods, since methods import torch: reading a configuration must not wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from fedmes.config.section import Role, Section, Share, option
+
+NotNegative = Annotated[float, Field(ge=0)]
+Temperature = Annotated[float, Field(gt=0)]
+
+
+class MethodOptions(Section):
+    """Options that one method has. The section is named after the method's class, in lower case."""
+
+    role: ClassVar[Role] = "method"
+
+
+class FedproxOptions(MethodOptions):
+    """FedProx."""
+
+    mu: NotNegative = option(0.1, "weight of the proximal term towards the received model")
+
+
+class DittoOptions(MethodOptions):
+    """Ditto."""
+
+    lam: NotNegative = option(
+        0.1, "weight of the personal model's proximal term towards the received model"
+    )
+
+
+class FedmesOptions(MethodOptions):
+    """FedMeS."""
+
+    start: Literal["global", "continue"] = option(
+        "global",
+        "model at the start of a round. `global`: the received one; `continue`: the client's own.",
+    )
+    lambda_: Literal["paper", "rescaled"] | NotNegative = option(
+        "paper",
+        "pull towards the received model. `paper`: 2·sigmoid(1/L); `rescaled`: 2·tanh(1/(2L)); or "
+        "a number.",
+        alias="lambda",
+    )
+    correction: Literal["agem", "agem_margin", "replay"] = option(
+        "agem",
+        "correction of a step that conflicts with the memory's gradient gm. `agem` removes the "
+        "component along gm (rule 2); `agem_margin` also adds 0.5·gm, so that the memory's loss "
+        "falls; `replay` corrects nothing: every step follows batch gradient + gm, with the pull.",
+    )
+
+
+class KnnperOptions(MethodOptions):
+    """kNN-Per."""
+
+    store: Literal["memory", "all"] = option(
+        "memory",
+        "samples that vote. `memory`: those in the memory; `all`: all training samples of the "
+        "tasks so far, an upper bound (`config.toml` then has the memory options this implies).",
+    )
+
+
+class FedmesplusOptions(MethodOptions):
+    """FedMeS+."""
+
+    balance: NotNegative = option(
+        2.0,
+        "how much the softmax compensates for class frequencies. `0`: not at all, plain replay; "
+        "above 1, earlier classes are preferred.",
+    )
+    teach: NotNegative = option(
+        1.0,
+        "weight of distillation from the teacher, the model received when the task began",
+    )
+    augment: Literal["none", "shift", "flip"] | None = option(
+        None,
+        "augmentation of training images. `none`; `shift`: by up to an eighth of their size; "
+        "`flip`: shifted, and mirrored or not. Default: `flip` for colour images, `shift` for "
+        "others, `none` below 14 pixels per side. Where left and right differ in meaning, use "
+        "`shift`.",
+        unset="by data",
+    )
+
+
+class FlwfOptions(MethodOptions):
+    """FLwF."""
+
+    alpha: NotNegative = option(0.1, "weight of distillation from the past model")
+    temp: Temperature = option(2.0, "temperature of distillation")
+
+
+class Flwf2tOptions(MethodOptions):
+    """FLwF-2T."""
+
+    alpha: Share = option(0.5, "weight of the labels")
+    beta: Share = option(
+        0.3,
+        "weight of the past model (0 in the first task, which has none). The received model has "
+        "the rest to 1.",
+    )
+    temp: Temperature = option(2.0, "temperature of distillation")
+
+    @model_validator(mode="after")
+    def _shares(self) -> Flwf2tOptions:
+        if self.alpha + self.beta > 1:
+            raise ValueError(f"alpha {self.alpha} and beta {self.beta} are more than 1 together")
+        return self
+
+
+class FedweitOptions(MethodOptions):
+    """FedWeIT."""
+
+    l1: NotNegative = option(
+        1e-3,
+        "sparsity of the task-adaptive weights. Smaller weights are neither sent nor used to "
+        "predict.",
+    )
+    l2: Annotated[float, Field(gt=0)] = option(
+        100.0, "penalty on changes of the weights of earlier tasks"
+    )
+    wd: NotNegative = option(
+        1e-4,
+        "weight decay of masks and task-adaptive weights, in the first task also of the base",
+    )
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = option(
+        0.3, "share of the channels of a layer that is not sent"
+    )
+    kb: Literal["previous", "all_previous"] = option(
+        "previous",
+        "task-adaptive weights received from other clients. `previous`: those of their previous "
+        "task; `all_previous`: of all their tasks (traffic grows with tasks).",
+    )
+    retroactive: bool = option(
+        False,
+        "also train masks and task-adaptive weights of earlier tasks. As in the papers; the "
+        "released code does not.",
+    )
+    decompose_downsample: bool = option(
+        True,
+        "also decompose the 1x1 shortcut convolutions of `resnet18`. As in FedMeS's paper; "
+        "`false`: each task has its own.",
+    )
