@@ -116,3 +116,14 @@ def unrehearsed(monkeypatch):
     """For methods that watch what is done with them, or lie: a rehearsal would be watched, too, or
     find them out."""
     monkeypatch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """For the server of sites in this process: time passes only when it waits."""
+    from fedmes.engines.flower import engine
+    from helpers.inprocess import Clock
+
+    clock = Clock()
+    monkeypatch.setattr(engine, "time", clock)
+    return clock

@@ -1,11 +1,7 @@
-"""A federation as processes: certificates, site folders, the supervisor, and Flower itself on
-loopback."""
+"""Certificates, keys and the folders of sites."""
 
-import os
 import re
-import signal
 import stat
-import subprocess
 import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
@@ -17,18 +13,12 @@ from PIL import Image
 
 from fedmes import config
 from fedmes.deployment import local, require_flower, site
-from fedmes.deployment.supervisor import MARK, Supervisor
-from fedmes.deployment.up import ended_by_signals, sites_of_own_data, up
-from fedmes.errors import Stopped, UserError
+from fedmes.deployment.up import sites_of_own_data, up
+from fedmes.errors import UserError
 from fedmes.scenario.custom import read_site
 from helpers.forked import fedmes
-from helpers.waiting import HANGS, until
 
 ROOT = Path(__file__).parents[2]
-
-linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="whose child an orphan is can be seen on Linux only"
-)
 
 
 def flower():
@@ -187,212 +177,7 @@ def test_without_flower_it_is_said_what_to_install(monkeypatch):
         require_flower()
 
 
-# --- the supervisor -------------------------------------------------------------------------------
-
-# A process that has a child in a session of its own, as Flower's have, and writes down both.
-PARENT = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-with open(sys.argv[1], "a") as file:
-    file.write(f"{os.getpid()} {child.pid}\\n")
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def supervisor():
-    supervisor = Supervisor()
-    yield supervisor
-    supervisor.close()
-
-
-def generations(path, count):
-    """The (parent, child) pairs that have been started, once there are `count`."""
-    lines = until(
-        lambda: len(n := path.read_text().splitlines() if path.is_file() else []) >= count and n,
-        path,
-    )
-    return [tuple(map(int, line.split())) for line in lines]
-
-
-def found(supervisor, pids, name=None):
-    """All of these and no others; a process that is just beginning a program is not seen for a
-    moment."""
-    until(lambda: sorted(supervisor.pids(name)) == sorted(pids), "the processes of this name")
-
-
-def running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-@linux
-def test_a_dead_process_is_started_again_and_its_children_are_not_left(tmp_path, supervisor):
-    notes = tmp_path / "notes"
-    supervisor.keep("a", [sys.executable, "-c", PARENT, str(notes)], tmp_path / "log", os.environ)
-    ((parent, child),) = generations(notes, 1)
-    found(supervisor, [parent, child], "a")
-    supervisor.kill("a")
-    (_, (again, grandchild)) = generations(notes, 2)
-    assert supervisor.starts("a") == 2
-    assert not running(parent) and not running(child)
-    supervisor.close()
-    assert not running(again) and not running(grandchild)
-    assert supervisor.pids() == []
-
-
-@linux
-def test_the_next_process_of_a_name_meets_nothing_of_the_last(tmp_path, supervisor):
-    for n in range(2):
-        command = [sys.executable, "-c", PARENT, str(tmp_path / "notes")]
-        supervisor.keep("a", command, tmp_path / "log", os.environ, restart=False)
-        *_, (parent, child) = generations(tmp_path / "notes", n + 1)
-        found(supervisor, [parent, child])
-        supervisor.kill("a")
-        assert supervisor.pids() == [child]
-
-
-@linux
-def test_names_that_begin_alike_are_kept_apart(tmp_path, supervisor):
-    for name in ("site1", "site10"):
-        supervisor.keep(
-            name, [sys.executable, "-c", PARENT, str(tmp_path / name)], tmp_path / "log", os.environ
-        )
-    pairs = {name: generations(tmp_path / name, 1)[0] for name in ("site1", "site10")}
-    found(supervisor, pairs["site1"] + pairs["site10"])
-    found(supervisor, pairs["site1"], "site1")
-
-
-def test_a_process_that_is_not_to_be_started_again(tmp_path, supervisor):
-    supervisor.keep(
-        "a",
-        [sys.executable, "-c", "print('word'); exit(3)"],
-        tmp_path / "log",
-        os.environ,
-        restart=False,
-    )
-    assert until(lambda: supervisor.status("a"), "the end") == 3
-    assert (tmp_path / "log").read_text() == "word\n"
-    assert supervisor.starts("a") == 1
-
-
-def test_a_command_that_does_not_exist_is_an_error_of_its_caller(tmp_path, supervisor, monkeypatch):
-    monkeypatch.setattr("fedmes.deployment.supervisor.LINUX", False)
-    with pytest.raises(FileNotFoundError):
-        supervisor.keep("a", ["/no/such/command"], tmp_path / "log", os.environ)
-
-
-@linux
-def test_nothing_survives_a_supervisor_that_is_killed(tmp_path):
-    """kill -9 leaves no time for anything: the system itself ends the children."""
-    code = (
-        "import os, sys, time; from pathlib import Path; from fedmes.deployment.supervisor import Supervisor\n"
-        "s = Supervisor(); s.keep('a', [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True);"
-        " time.sleep(600)'], Path(sys.argv[1]), os.environ); time.sleep(600)"
-    )
-    log = tmp_path / "log"
-    process = subprocess.Popen([sys.executable, "-c", code, str(log)])
-    pid = int(until(lambda: log.is_file() and log.read_text(), "the child"))
-    assert running(pid)
-    process.kill()
-    process.wait()
-    until(lambda: not running(pid), "the child's end")
-
-
 # --- Flower ---------------------------------------------------------------------------------------
-
-
-@linux
-def test_a_stopped_federation_leaves_nothing(tmp_path):
-    """Ctrl-C as soon as the SuperLink is there. A second signal does not cut the taking down
-    short."""
-    flower()
-    command = [
-        sys.executable,
-        "-m",
-        "fedmes",
-        "federation",
-        "up",
-        "--sites",
-        "2",
-        "--tasks",
-        "2",
-        "--out",
-        "here",
-    ]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    log = tmp_path / "here/federation/log/superlink.log"
-    until(
-        lambda: (
-            process.poll() is not None or (log.is_file() and "Uvicorn running" in log.read_text())
-        ),
-        "SuperLink",
-    )
-    ours = descendants(process.pid)
-    assert ours
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=HANGS)
-    assert process.returncode == 130, said
-    assert "goes on" in said
-    until(lambda: not any(map(running, ours)), "the end of all processes")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_ends_a_run_and_later_ones_change_nothing(tmp_path, number):
-    # whoever runs the tests may ignore it
-    before = signal.signal(number, signal.default_int_handler)
-    taken_down = False
-    try:
-        with pytest.raises(Stopped), ended_by_signals(tmp_path):
-            try:
-                signal.raise_signal(number)
-            finally:
-                signal.raise_signal(number)
-                taken_down = True
-        assert taken_down and signal.getsignal(number) is signal.default_int_handler
-    finally:
-        signal.signal(number, before)
-
-
-def test_a_signal_that_is_ignored_stays_so(tmp_path):
-    """nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with ended_by_signals(tmp_path):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def descendants(pid):
-    """Of a process, by its mark: those that the system shows as somebody else's children are among
-    them."""
-    token = next((t for p in children(pid) for t in marks(p)), None)
-    return [int(p) for p in os.listdir("/proc") if p.isdecimal() and token in marks(p)]
-
-
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        direct = file.read().split()
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as file:
-            direct += file.read().split()
-    return direct
-
-
-def marks(pid):
-    try:
-        with open(f"/proc/{pid}/environ") as file:
-            entries = file.read().split("\0")
-    except OSError:
-        return []
-    return [entry.partition("/")[0] for entry in entries if entry.startswith(f"{MARK}=")]
 
 
 def test_each_client_of_own_data_becomes_a_site(tmp_path, pictures):
