@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmes import __version__, config, report
+from fedmes import __version__, config
+from fedmes.report.write import write_report
 from fedmes.results import run_dir
 from fedmes.results.run_dir import Result
 
@@ -88,7 +89,7 @@ def main() -> None:
             )
         page = given.keep or Path(folder) / "report.html"
         start, busy = time.perf_counter(), time.process_time()
-        report.write([Path(folder)], page)
+        write_report([Path(folder)], page)
         seconds, busy = time.perf_counter() - start, time.process_time() - busy
         size = page.stat().st_size
         print(

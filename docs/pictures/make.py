@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 import fedmes
-from fedmes.report import canvas, style
+from fedmes.report import mpl, palette
 from fedmes.results import metrics
 
 HERE = Path(__file__).parent
-BLUE, ORANGE, GREEN, MAGENTA, GREY, SKY, GOLD, BROWN = style.LIGHT
+BLUE, ORANGE, GREEN, MAGENTA, GREY, SKY, GOLD, BROWN = palette.LIGHT
 TASKS = {"A": BLUE, "B": ORANGE, "C": GREEN, "D": MAGENTA, "E": GOLD}
 
 
@@ -25,7 +25,7 @@ def blank(width, height):
     return figure, ax
 
 
-def box(ax, x, y, width, height, text, colour="#eef2f6", ink=canvas.INK, size=9):
+def box(ax, x, y, width, height, text, colour="#eef2f6", ink=mpl.INK, size=9):
     ax.add_patch(
         FancyBboxPatch(
             (x, y), width, height, boxstyle="round,pad=0.02", facecolor=colour, edgecolor="#99a"
@@ -148,7 +148,7 @@ def memory_twice():
     query = np.array([4.95, 1.6])
     for x, y in sorted(spots, key=lambda spot: np.hypot(*(query - spot)))[:4]:
         ax.plot([query[0], x], [query[1], y], color="#888888", linewidth=0.8, zorder=0)
-    ax.plot(*query, marker="*", color=canvas.INK, markersize=13)
+    ax.plot(*query, marker="*", color=mpl.INK, markersize=13)
     ax.text(4.3, 0.95, "a new sample and\nits four nearest", fontsize=8.5, ha="center")
     ax.text(
         3.85,
@@ -163,7 +163,7 @@ def forgetting():
     """Real: what becomes of a client's first task as it learns four more. Split Digits, seeds 0 to
     2, no task id."""
     options = {"benchmark": "split-digits", "seeds": [0, 1, 2], "output": {"models": "none"}}
-    with canvas.sheet(1, 2, 2.7, sharey=True) as (figure, axes):
+    with mpl.sheet(1, 2, 2.7, sharey=True) as (figure, axes):
         for method, colour, marker in (("fedavg", GREY, "X"), ("fedmes", BLUE, "o")):
             result = fedmes.run(method=method, **options)
             first = np.nanmean(result.acc[..., 0], axis=(0, 1))
@@ -204,6 +204,6 @@ def rooms():
 
 if __name__ == "__main__":
     for make in (streams, one_round, memory_twice, rooms, forgetting):
-        with matplotlib.rc_context(canvas.SETTINGS | {"svg.fonttype": "none"}):
+        with matplotlib.rc_context(mpl.SETTINGS | {"svg.fonttype": "none"}):
             name = make.__name__.replace("_", "-")
             make().savefig(HERE / f"{name}.svg", metadata={"Date": None, "Creator": None})

@@ -12,7 +12,7 @@ import fedmes
 from fedmes.common.files import first_link
 from fedmes.common.text import cell, printable
 from fedmes.errors import UserError
-from fedmes.report import gather, rows
+from fedmes.report import collect, result_table
 from fedmes.results import run_dir
 from helpers import made
 
@@ -254,8 +254,8 @@ def test_names_in_latex_csv_and_figures(odd, command, tmp_path):
 
 
 def test_names_in_cells(odd, tmp_path):
-    groups, _ = gather.gather([tmp_path / name for name in odd])
-    assert "\\$\\textbackslash{}frac\\{\\$" in rows.as_latex(groups)
+    groups, _ = collect.collect([tmp_path / name for name in odd])
+    assert "\\$\\textbackslash{}frac\\{\\$" in result_table.as_latex(groups)
 
 
 def test_reasons_in_rounds_csv(tmp_path):

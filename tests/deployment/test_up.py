@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedmes import report
+from fedmes.report.write import write_report
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
@@ -116,7 +116,7 @@ def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
         lines.count(f"site left out: south ({reason})") == 1
         and f"note: south: {reason}" not in lines
     )
-    report.write([tmp_path / "here"], tmp_path / "page.html")
+    write_report([tmp_path / "here"], tmp_path / "page.html")
     assert "site left out: south (" in (tmp_path / "page.html").read_text()
     assert f"fedmes: site south is left out: {reason}" in lines
     assert f"fedmes: round 1: north; missing south ({reason}); accuracy so far north " in lines

@@ -13,8 +13,8 @@ from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.results import checkpoint, run_dir
-from fedmes.studies import trials
-from fedmes.studies.trials import Scope
+from fedmes.studies import runs
+from fedmes.studies.runs import Scope
 
 TINY = {
     "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 10, "model.name": "cnn2",
@@ -125,12 +125,12 @@ def test_one_that_cannot_be_had_is_left_out(tmp_path):
 
 
 def test_which_runs_of_a_study_are_one_training(tmp_path):
-    questions = trials.wanted(Scope("questions", tmp_path))
+    questions = runs.wanted(Scope("questions", tmp_path))
     by_label = {trial.line.label: trial for trial in questions}
 
     def same(label):
         rest = [trial for trial in questions if trial.directory != by_label[label].directory]
-        names = trials.evaluations(by_label[label], rest)
+        names = runs.evaluations(by_label[label], rest)
         return {trial.line.label for trial in questions if trial.directory.name in names}
 
     assert same("start=global") == {
@@ -143,7 +143,7 @@ def test_which_runs_of_a_study_are_one_training(tmp_path):
     trainings, missing = 0, questions
     while missing:
         trial, *rest = missing
-        done = {trial.directory.name, *trials.evaluations(trial, rest)}
+        done = {trial.directory.name, *runs.evaluations(trial, rest)}
         trainings, missing = (
             trainings + 1,
             [other for other in rest if other.directory.name not in done],

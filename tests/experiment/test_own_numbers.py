@@ -11,8 +11,8 @@ import fedmes
 from fedmes.errors import Stopped
 from fedmes.experiment import runner
 from fedmes.methods import FedAvg
-from fedmes.report import series
-from fedmes.report.gather import Run
+from fedmes.report import curves
+from fedmes.report.collect import Run
 from helpers import made
 from helpers.reported import report_on
 
@@ -116,5 +116,5 @@ def test_numbers_that_cannot_be_drawn_are_gaps():
     for row in result.rounds:
         row["own"] = "inf" if row["client"] == 0 else "nan" if row["task"] == 0 else "7.25"
     run = Run.of(result)
-    curve = series.by_round(run.config, run.rounds, "own")
+    curve = curves.by_round(run.config, run.rounds, "own")
     np.testing.assert_array_equal(curve.mean, [np.nan, np.nan, 7.25, 7.25])

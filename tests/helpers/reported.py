@@ -3,8 +3,8 @@
 import json
 from html.parser import HTMLParser
 
-from fedmes import report
-from fedmes.report.gather import Run
+from fedmes.report.collect import Run
+from fedmes.report.write import write_report
 from helpers import made
 
 
@@ -55,7 +55,7 @@ def read(path):
 
 
 def report_on(tmp_path, *directories, **options):
-    report.write(list(directories), tmp_path / "page.html", **options)
+    write_report(list(directories), tmp_path / "page.html", **options)
     return read(tmp_path / "page.html")
 
 

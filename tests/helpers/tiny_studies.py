@@ -3,11 +3,11 @@
 import csv
 from dataclasses import replace
 
-from fedmes import studies
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.results import run_dir
-from fedmes.studies.trials import Scope
+from fedmes.studies import reproduce as studies
+from fedmes.studies.runs import Scope
 from helpers.made import VERSIONS, result, triangle
 
 TINY = {

@@ -10,7 +10,7 @@ from importlib import resources
 
 import pytest
 
-from fedmes import report
+from fedmes.report.write import write_report
 from helpers import made
 from helpers.waiting import HANGS
 
@@ -51,7 +51,7 @@ def page(tmp_path_factory):
     (folder / "half").mkdir()
     (folder / "half/config.toml").write_text("")
     out = folder / "page.html"
-    report.write([folder], out)
+    write_report([folder], out)
     return out
 
 

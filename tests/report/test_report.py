@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import typer
 
-from fedmes import report
 from fedmes.cli import app as cli
 from fedmes.cli.options import configuration
 from fedmes.errors import UserError
-from fedmes.report import commands, gather, series
-from fedmes.report.gather import Run
+from fedmes.report import collect, curves, rerun
+from fedmes.report.collect import Run
+from fedmes.report.write import write_report
 from helpers import made
 from helpers.reported import read, report_on
 
@@ -25,7 +25,7 @@ def test_a_folder_of_folders_is_searched_and_nothing_counted_twice(tmp_path):
     inner = tmp_path / "runs/compare"
     for method in ("fedavg", "fedmes"):
         made.write(inner / method, made.triangle([0.5]), method=method)
-    groups, left_out = gather.gather([tmp_path / "runs", inner / "fedmes", inner])
+    groups, left_out = collect.collect([tmp_path / "runs", inner / "fedmes", inner])
     assert [[run.label for run in group.runs] for group in groups] == [["fedavg", "fedmes"]]
     assert left_out == []
 
@@ -119,7 +119,7 @@ def test_broken_unfinished_and_foreign_directories_are_named_and_left_out(tmp_pa
 def test_a_patch_release_is_no_other_version(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5]), versions={"fedmes": "0.1.7"})
     made.write(tmp_path / "b", made.triangle([0.5]), versions={"fedmes": "source"}, method="fedmes")
-    groups, left_out = gather.gather([tmp_path])
+    groups, left_out = collect.collect([tmp_path])
     assert len(groups[0].runs) == 2 and not left_out
 
 
@@ -139,24 +139,24 @@ def test_without_any_result_nothing_is_written(tmp_path):
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5]))
     with pytest.raises(UserError, match="is a directory"):
-        report.write([tmp_path / "a"], tmp_path)
+        write_report([tmp_path / "a"], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        report.write([tmp_path / "a"], tmp_path / "file/page.html")
+        write_report([tmp_path / "a"], tmp_path / "file/page.html")
 
 
 def test_a_page_is_replaced_whole(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5]))
     for _ in range(2):
-        report.write([tmp_path / "a"], tmp_path / "new/page.html")
+        write_report([tmp_path / "a"], tmp_path / "new/page.html")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]
 
 
 def test_a_report_needs_neither_torch_nor_matplotlib(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5]))
     code = (
-        "import sys; from pathlib import Path; from fedmes import cli, report;"
-        "report.write([Path('a')], Path('page.html'));"
+        "import sys; from pathlib import Path; from fedmes import cli; from fedmes.report.write import write_report;"
+        "write_report([Path('a')], Path('page.html'));"
         "print(sorted({'torch', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -206,7 +206,7 @@ def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
         tmp_path / "mixed", made.triangle([0.4]), method="fedmes", **{"memory.size": [5, 25]}
     )
     made.write(tmp_path / "avg", made.triangle([0.2]))
-    (group,) = gather.gather([tmp_path])[0]
+    (group,) = collect.collect([tmp_path])[0]
     names = [
         "fedavg",
         "fedmes memory 5",
@@ -215,8 +215,8 @@ def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
         "fedmes memory 100",
     ]
     assert [run.label for run in group.runs] == names
-    (method, members) = next(iter(gather.memory_sweeps(group.runs).items()))
-    assert (method, [series.memory_size(run.result) for run in members]) == (
+    (method, members) = next(iter(collect.memory_sweeps(group.runs).items()))
+    assert (method, [curves.memory_size(run.result) for run in members]) == (
         "fedmes",
         [5, 10, 15, 100],
     )
@@ -231,18 +231,18 @@ def test_runs_of_one_method_are_called_by_what_sets_them_apart(tmp_path):
 
 
 def test_a_method_of_ones_own_may_ask_for_the_options_of_others():
-    assert gather.of_another_method("fedavg", "ditto.lam") and gather.of_another_method(
+    assert collect.of_another_method("fedavg", "ditto.lam") and collect.of_another_method(
         "fedmes-plus", "fedmes.start"
     )
     for method in ("ditto", "own.py:Mine"):
-        assert not gather.of_another_method(method, "ditto.lam")
-    assert not gather.of_another_method("fedavg", "memory.size")
+        assert not collect.of_another_method(method, "ditto.lam")
+    assert not collect.of_another_method("fedavg", "memory.size")
 
 
 def test_the_same_run_in_two_directories_has_two_names(tmp_path):
     for name in ("one", "two"):
         made.write(tmp_path / name, made.triangle([0.5]))
-    (group,) = gather.gather([tmp_path])[0]
+    (group,) = collect.collect([tmp_path])[0]
     assert [run.label for run in group.runs] == [
         f"fedavg [{tmp_path / name}]" for name in ("one", "two")
     ]
@@ -267,7 +267,7 @@ def test_the_same_run_in_two_directories_has_two_names(tmp_path):
 )
 def test_the_command_makes_the_same_configuration(options):
     run = Run.of(made.result(made.triangle([0.5, 0.6], 2), **options), directory="runs/a")
-    words = shlex.split(commands.command(run))
+    words = shlex.split(rerun.command(run))
     assert words[:2] == ["fedmes", "run"]
     context = typer.main.get_command(cli.app).commands["run"].make_context("run", words[2:])
     assert configuration(context.params).options() == run.config.options()

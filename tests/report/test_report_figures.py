@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedmes import report
-from fedmes.report import gather, series
-from fedmes.report.gather import Run
+from fedmes.report import collect, curves
+from fedmes.report.collect import Run
+from fedmes.report.write import write_report
 from fedmes.results import metrics
 from helpers import made
 from helpers.reported import report_on, runs_of
@@ -15,13 +15,13 @@ from helpers.reported import report_on, runs_of
 
 def test_methods_keep_their_looks_and_no_two_look_alike():
     from fedmes.methods import METHODS
-    from fedmes.report import style
+    from fedmes.report import palette
 
-    assert set(style.KNOWN) == set(METHODS)
-    assert len({(look.colour, look.dash) for look in style.KNOWN.values()}) == len(METHODS)
+    assert set(palette.KNOWN) == set(METHODS)
+    assert len({(look.colour, look.dash) for look in palette.KNOWN.values()}) == len(METHODS)
     own = runs_of(*((f"own.py:Own{i}", [0.5]) for i in range(8)), ("fedmes", [0.5]))
-    looks = style.looks(own)
-    assert looks[-1] == style.KNOWN["fedmes"]
+    looks = palette.looks(own)
+    assert looks[-1] == palette.KNOWN["fedmes"]
     assert len({(look.colour, look.dash) for look in looks}) == 9
 
 
@@ -64,19 +64,19 @@ def lab(rgb):
 
 @pytest.mark.parametrize("sight", SIGHT)
 def test_colours_stay_apart_for_everybody(sight):
-    from fedmes.report import style
+    from fedmes.report import palette
 
-    for palette in (style.LIGHT, style.DARK):
-        seen = lab(linear(palette) @ np.asarray(SIGHT[sight]).T)
+    for colours in (palette.LIGHT, palette.DARK):
+        seen = lab(linear(colours) @ np.asarray(SIGHT[sight]).T)
         apart = [np.linalg.norm(one - two) for one, two in itertools.combinations(seen, 2)]
         assert min(apart) > 20
 
 
 def test_colours_stand_out_from_the_background():
-    from fedmes.report import style
+    from fedmes.report import palette
 
-    for palette, background in ((style.LIGHT, "#faf9f7"), (style.DARK, "#1e2023")):
-        *own, back = linear([*palette, background]) @ [0.2126, 0.7152, 0.0722]
+    for colours, background in ((palette.LIGHT, "#faf9f7"), (palette.DARK, "#1e2023")):
+        *own, back = linear([*colours, background]) @ [0.2126, 0.7152, 0.0722]
         for luminance in own:
             assert (max(luminance, back) + 0.05) / (min(luminance, back) + 0.05) >= 3
 
@@ -118,7 +118,7 @@ def test_lines_of_the_task_figure_are_the_metrics(drawn):
                 lines_of(axes[2 + column])[run.label], numbers["fr_task"][1:]
             )
     band = axes[0].collections[0].get_paths()[0].vertices[:, 1]
-    curve = series.accuracy_by_task(drawn[0].result, "oblivious")
+    curve = curves.accuracy_by_task(drawn[0].result, "oblivious")
     assert band.max() == pytest.approx((curve.mean + curve.std).max())
     assert band.min() == pytest.approx((curve.mean - curve.std).min())
 
@@ -148,7 +148,7 @@ def test_matrix_vote_rounds_and_clock_figures(drawn):
     image = figures.accuracy_matrix(drawn[1], client=2, seed=1).axes[0].images[0].get_array()
     np.testing.assert_allclose(np.ma.filled(image, np.nan), drawn[1].result.accuracy["acc"][1, 2])
     vote = lines_of(figures.vote_gain(drawn).axes[1])["fedmes"]
-    np.testing.assert_allclose(vote, series.vote_by_task(drawn[1].result, "masked").mean)
+    np.testing.assert_allclose(vote, curves.vote_by_task(drawn[1].result, "masked").mean)
     assert figures.vote_gain([drawn[0]]) is None
     rule2, pull, distance = figures.over_rounds(drawn).axes
     assert set(lines_of(rule2)) == set(lines_of(pull)) == {"fedmes"}
@@ -201,7 +201,7 @@ def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
         method="fedmes",
         rounds=False,
     )
-    (group,) = gather.gather([tmp_path])[0]
+    (group,) = collect.collect([tmp_path])[0]
     drawn = figures.figures_of(group)
     assert "matrix" in drawn and "over-rounds" not in drawn
     for name, figure in drawn.items():
@@ -214,7 +214,7 @@ def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
 def test_figures_are_files_and_the_same_each_time(trained_runs, tmp_path):
     from fedmes.report import figures
 
-    report.write([trained_runs / "fedmes"], tmp_path / "page.html", figures=tmp_path / "one")
+    write_report([trained_runs / "fedmes"], tmp_path / "page.html", figures=tmp_path / "one")
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     stems = {"per-task", "over-rounds", "vote", "matrix", "boxes"}
     stems |= {
@@ -223,7 +223,7 @@ def test_figures_are_files_and_the_same_each_time(trained_runs, tmp_path):
         for s in ("oblivious", "masked")
     }
     assert files == sorted(f"{stem}.{kind}" for stem in stems for kind in ("png", "svg"))
-    (group,) = gather.gather([trained_runs / "fedmes"])[0]
+    (group,) = collect.collect([trained_runs / "fedmes"])[0]
     figures.save(figures.per_task(group.runs), tmp_path / "two", "per-task")
     for file in ("per-task.png", "per-task.svg"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import fedmes
-from fedmes import report
-from fedmes.report import clients, commands, gather, rows, series
-from fedmes.report.gather import Run
+from fedmes.report import clients, collect, curves, rerun, result_table
+from fedmes.report.collect import Run
+from fedmes.report.write import write_report
 from fedmes.results import metrics
 from fedmes.results.labels import NUMBERS
 from helpers import made
@@ -147,7 +147,7 @@ def test_the_page_loads_nothing_and_allows_no_other_script(trained_page):
 
 
 def test_csv_holds_every_number_as_result_json_has_it(trained_runs, tmp_path):
-    report.write([trained_runs], tmp_path / "page.html", csv=tmp_path / "table.csv")
+    write_report([trained_runs], tmp_path / "page.html", csv=tmp_path / "table.csv")
     lines = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert {(line["run"], line["predicts"]) for line in lines} == {
         ("fedavg", "network"), ("fedmes", "network + memory"), ("fedmes", "network alone"),
@@ -193,7 +193,7 @@ def test_latex_table(tmp_path):
         nolip=made.triangle([0.1, 0.1], 2),
     )
     made.write(tmp_path / "c", made.triangle([0.9, 0.9], 2), method="joint")
-    report.write([tmp_path], tmp_path / "page.html", latex=tmp_path / "table.tex")
+    write_report([tmp_path], tmp_path / "page.html", latex=tmp_path / "table.tex")
     text = (tmp_path / "table.tex").read_text()
     lines = [line for line in text.splitlines() if line.endswith(r"\\")][2:]
     assert lines[0].startswith(r"joint & $0.900 \pm 0.000$")
@@ -217,8 +217,8 @@ def test_best_numbers_are_bold_and_references_are_not(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5]), method="fedavg")
     made.write(tmp_path / "b", made.triangle([0.4]), method="fedmes")
     made.write(tmp_path / "c", made.triangle([0.9]), method="joint")
-    (group,) = gather.gather([tmp_path])[0]
-    assert rows.best(rows.rows_of(group))["oblivious", "acc_all"] == "0.500"
+    (group,) = collect.collect([tmp_path])[0]
+    assert result_table.best(result_table.rows_of(group))["oblivious", "acc_all"] == "0.500"
 
 
 # What happened in rounds.csv
@@ -226,17 +226,17 @@ def test_best_numbers_are_bold_and_references_are_not(tmp_path):
 
 def test_seconds_are_those_of_the_slowest_client_and_rounds_are_averaged():
     run = Run.of(made.result(made.triangle([0.5, 0.5], 2, clients=3), method="fedmes"))
-    compute, talk = series.wall_clock(run.result, run.rounds)
+    compute, talk = curves.wall_clock(run.result, run.rounds)
     # two tasks of two rounds; the last client takes 2.25 s
     assert (compute, talk) == (2 * 2 * 2.25, 4.0)
-    rule2 = series.by_round(run.config, run.rounds, "rule2")
+    rule2 = curves.by_round(run.config, run.rounds, "rule2")
     np.testing.assert_allclose(rule2.mean, [0, 0, 0.1, 0.1])
     np.testing.assert_allclose(rule2.std, 0, atol=1e-12)
     np.testing.assert_allclose(
-        series.by_round(run.config, run.rounds, "distance").mean, [0.51, 0.51, 1.51, 1.51]
+        curves.by_round(run.config, run.rounds, "distance").mean, [0.51, 0.51, 1.51, 1.51]
     )
     plain = Run.of(made.result(made.triangle([0.5])))
-    assert series.by_round(plain.config, plain.rounds, "lambda") is None
+    assert curves.by_round(plain.config, plain.rounds, "lambda") is None
 
 
 def test_seeds_in_any_order_keep_their_rows():
@@ -244,7 +244,7 @@ def test_seeds_in_any_order_keep_their_rows():
     for row in result.rounds:
         row["distance"] = row["seed"]
     run = Run.of(result)
-    curve = series.by_round(run.config, run.rounds, "distance")
+    curve = curves.by_round(run.config, run.rounds, "distance")
     assert curve.mean.tolist() == [3.5] * 4
     assert curve.std.tolist() == [1.5] * 4
 
@@ -257,7 +257,7 @@ def test_a_run_without_rows_still_has_a_page(tmp_path):
 
 def test_what_the_vote_adds():
     acc, alone = made.random_accuracy(0, 2, 3, 3), made.random_accuracy(1, 2, 3, 3)
-    curve = series.vote_by_task(made.result(acc, nolip=alone, method="fedmes"), "oblivious")
+    curve = curves.vote_by_task(made.result(acc, nolip=alone, method="fedmes"), "oblivious")
     expected = np.array(metrics.summary(acc)["acc_task"]) - metrics.summary(alone)["acc_task"]
     np.testing.assert_allclose(curve.mean, expected)
 
@@ -349,8 +349,8 @@ def test_own_data_are_named_in_the_command(own_npz, tmp_path):
         model="mlp",
         out=tmp_path / "run",
     )
-    (group,) = gather.gather([tmp_path / "run"])[0]
-    assert f"--data {own_npz}" in commands.command(group.runs[0])
+    (group,) = collect.collect([tmp_path / "run"])[0]
+    assert f"--data {own_npz}" in rerun.command(group.runs[0])
     assert "own data own.npz" in group.title
     page = report_on(tmp_path, tmp_path / "run")
     assert page.data["groups"][0]["clients"] == ["a", "b"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedmes.report import verdict
-from fedmes.report.gather import Run
+from fedmes.report.collect import Run
 from fedmes.results import metrics
 from helpers import made
 from helpers.reported import report_on, runs_of
@@ -13,7 +13,7 @@ from helpers.reported import report_on, runs_of
 def test_a_lead_that_is_more_than_chance_wins():
     """Differences .24, .25 and .26: .25 with a standard error of .01 / sqrt(3), times 4.303."""
     given = ("fedavg", [0.5, 0.6, 0.5]), ("fedmes", [0.74, 0.85, 0.76]), ("ditto", [0.4, 0.4, 0.4])
-    found = verdict.judge(runs_of(*given), "oblivious")
+    found = verdict.compare_runs(runs_of(*given), "oblivious")
     assert (found.kind, found.leaders) == ("wins", ("fedmes",))
     assert found.headline == "fedmes wins, 0.250 ahead of fedavg"
     assert "0.783" in found.text and "ahead in 3 of 3 seeds" in found.text
@@ -24,7 +24,9 @@ def test_a_lead_that_is_more_than_chance_wins():
 
 def test_two_seeds_rarely_tell():
     """Ahead in both, by .2 and .3: with one degree of freedom that is little."""
-    found = verdict.judge(runs_of(("fedavg", [0.5, 0.6]), ("fedmes", [0.8, 0.8])), "oblivious")
+    found = verdict.compare_runs(
+        runs_of(("fedavg", [0.5, 0.6]), ("fedmes", [0.8, 0.8])), "oblivious"
+    )
     assert (found.kind, found.headline) == (
         "open",
         "fedmes is 0.250 ahead of fedavg, in 2 of 2 seeds",
@@ -34,30 +36,34 @@ def test_two_seeds_rarely_tell():
 
 def test_methods_are_compared_seed_by_seed():
     """Both vary by 0.2 over seeds, but their difference does not."""
-    found = verdict.judge(runs_of(("fedavg", [0.3, 0.7]), ("fedmes", [0.35, 0.75])), "oblivious")
+    found = verdict.compare_runs(
+        runs_of(("fedavg", [0.3, 0.7]), ("fedmes", [0.35, 0.75])), "oblivious"
+    )
     assert found.kind == "wins"
 
 
 def test_a_lead_that_may_be_chance_leaves_the_order_open():
-    found = verdict.judge(runs_of(("fedavg", [0.5, 0.7]), ("fedmes", [0.7, 0.6])), "oblivious")
+    found = verdict.compare_runs(
+        runs_of(("fedavg", [0.5, 0.7]), ("fedmes", [0.7, 0.6])), "oblivious"
+    )
     assert (found.kind, found.leaders) == ("open", ("fedmes",))
     assert found.headline == "fedmes is 0.050 ahead of fedavg, in 1 of 2 seeds"
     assert "the order of the two is open" in found.text
 
 
 def test_an_interval_that_prints_as_reaching_zero_does_not_win():
-    found = verdict.judge(
+    found = verdict.compare_runs(
         runs_of(("fedavg", [0.5, 0.5]), ("fedmes", [0.5009, 0.5011])), "oblivious"
     )
     assert found.kind == "open"  # 0.001 less 12.7 x 0.0001 is below zero
-    found = verdict.judge(
+    found = verdict.compare_runs(
         runs_of(("fedavg", [0.5, 0.5]), ("fedmes", [0.50099, 0.50101])), "oblivious"
     )
     assert found.kind == "wins"
 
 
 def test_of_one_seed_nothing_is_said_about_chance():
-    found = verdict.judge(runs_of(("fedavg", [0.5]), ("fedmes", [0.8])), "oblivious")
+    found = verdict.compare_runs(runs_of(("fedavg", [0.5]), ("fedmes", [0.8])), "oblivious")
     assert found.kind == "one seed"
     assert "nothing can be said about chance" in found.text
     assert found.headline == "fedmes is 0.300 ahead of fedavg, on one seed"
@@ -110,36 +116,38 @@ def test_the_words_for_two_runs():
 
 def test_equal_in_all_printed_digits_is_a_tie():
     given = ("fedavg", [0.8, 0.8]), ("fedmes", [0.8001, 0.8003]), ("ditto", [0.2, 0.2])
-    found = verdict.judge(runs_of(*given), "oblivious")
+    found = verdict.compare_runs(runs_of(*given), "oblivious")
     assert (found.kind, found.leaders) == ("tie", ("fedmes", "fedavg"))
     assert "0.800" in found.headline
 
 
 def test_one_result_has_nothing_to_be_compared_with():
-    found = verdict.judge(runs_of(("fedmes", [0.8, 0.9])), "oblivious")
+    found = verdict.compare_runs(runs_of(("fedmes", [0.8, 0.9])), "oblivious")
     assert found.kind == "single"
     assert "nothing else to compare" in found.text
 
 
 def test_a_run_without_accuracy_is_named_and_not_ranked():
     nothing = float("nan")
-    found = verdict.judge(
+    found = verdict.compare_runs(
         runs_of(("fedavg", [nothing, nothing]), ("fedmes", [0.8, 0.9])), "oblivious"
     )
     assert (found.kind, found.leaders) == ("single", ("fedmes",))
     assert found.notes == ("No accuracy was measured for fedavg.",)
-    assert verdict.judge(runs_of(("fedavg", [nothing, nothing])), "masked").kind == "none"
+    assert verdict.compare_runs(runs_of(("fedavg", [nothing, nothing])), "masked").kind == "none"
 
 
 def test_a_seed_without_accuracy_is_left_out_of_the_spread():
-    found = verdict.judge(
+    found = verdict.compare_runs(
         runs_of(("fedavg", [0.5, float("nan")]), ("fedmes", [0.8, 0.7])), "oblivious"
     )
     assert found.kind == "one seed"
 
 
 def test_what_keeps_all_data_is_a_reference_and_does_not_win():
-    found = verdict.judge(runs_of(("fedavg", [0.5, 0.6]), ("joint", [0.9, 0.9])), "oblivious")
+    found = verdict.compare_runs(
+        runs_of(("fedavg", [0.5, 0.6]), ("joint", [0.9, 0.9])), "oblivious"
+    )
     assert (found.kind, found.leaders) == ("single", ("fedavg",))
     assert found.notes[0].startswith("joint reaches 0.900 but keeps all data")
     everything = Run.of(

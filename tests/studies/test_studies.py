@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from fedmes import studies
 from fedmes.cli.report import STUDY_NAMES
 from fedmes.config.options import Config
 from fedmes.errors import Stopped, UserError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
-from fedmes.studies import paper, trials, views
-from fedmes.studies.declared import PAPER_METHODS, STUDIES
-from fedmes.studies.trials import Scope
+from fedmes.studies import paper, runs, tables
+from fedmes.studies import reproduce as studies
+from fedmes.studies.definitions import PAPER_METHODS, STUDIES
+from fedmes.studies.runs import Scope
 from helpers.tiny_studies import execute, never, put, reproduce, rows, tiny
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_quick_version_says_so_everywhere(tmp_path, study):
     scope = Scope(study, tmp_path, quick=True)
-    for trial in trials.wanted(scope):
+    for trial in runs.wanted(scope):
         assert trial.config.benchmark in ("split-digits", "synthetic")
         one = (
             "fedmes",
@@ -198,7 +198,7 @@ def test_bad_input_is_refused():
         ({"study": "table1", "options": {"optim.rate": 1}}, "unknown key 'optim.rate'"),
     ):
         with pytest.raises(UserError, match=message):
-            trials.wanted(Scope(**fields))
+            runs.wanted(Scope(**fields))
 
 
 def test_the_papers_numbers():
@@ -232,7 +232,7 @@ def test_the_papers_numbers():
 
 
 def test_the_command_line_names_every_study():
-    assert set(STUDY_NAMES) == set(STUDIES) == set(views.TABLES)
+    assert set(STUDY_NAMES) == set(STUDIES) == set(tables.TABLES)
     assert all(
-        isinstance(trial.config, Config) for name in STUDIES for trial in trials.wanted(Scope(name))
+        isinstance(trial.config, Config) for name in STUDIES for trial in runs.wanted(Scope(name))
     )

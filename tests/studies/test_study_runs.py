@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from fedmes.errors import UserError
-from fedmes.studies import trials
-from fedmes.studies.trials import Scope
+from fedmes.studies import runs
+from fedmes.studies.runs import Scope
 from helpers.tiny_studies import never, put, reproduce, rows
 
 
 def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path):
     scope = Scope("memory", tmp_path, methods=("memory-30",))
-    (trial,) = trials.wanted(scope)
+    (trial,) = runs.wanted(scope)
     put(trial, 0.5)
     assert reproduce(scope, never).open == []
     assert reproduce(replace(scope, options={"engine.precision": "bf16"}), never).open == []
@@ -35,7 +35,7 @@ def test_a_run_does_not_depend_on_the_defaults_of_other_methods(tmp_path):
         benchmarks=("split-cifar100",),
         clients=(10,),
     )
-    for trial in trials.wanted(scope):
+    for trial in runs.wanted(scope):
         put(trial, 0.5)
         config = (trial.directory / "config.toml").read_text()
         assert "lam = 0.1" in config and "balance = 2.0" in config
@@ -49,7 +49,7 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     def directories(study, **fields):
         return {
             trial.line.label: trial.directory
-            for trial in trials.wanted(Scope(study, tmp_path, **fields))
+            for trial in runs.wanted(Scope(study, tmp_path, **fields))
         }
 
     ten = {"benchmarks": ("split-cifar100",), "clients": (10,)}
@@ -86,7 +86,7 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
 
 def test_costly_settings_have_fewer_seeds_unless_others_are_asked_for(tmp_path):
     def seeds(study, **fields):
-        found = trials.wanted(Scope(study, tmp_path, methods=("fedmes",), **fields))
+        found = runs.wanted(Scope(study, tmp_path, methods=("fedmes",), **fields))
         return {
             (trial.config.benchmark, trial.config.clients): trial.config.seeds for trial in found
         }
@@ -100,17 +100,17 @@ def test_costly_settings_have_fewer_seeds_unless_others_are_asked_for(tmp_path):
 
 
 def test_memories_are_shared_out_in_equal_parts():
-    assert trials.spread((10, 20, 30, 40, 50), 10) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
-    assert trials.spread((10, 20, 30, 40, 50), 20) == sorted([10, 20, 30, 40, 50] * 4)
+    assert runs.spread((10, 20, 30, 40, 50), 10) == [10, 10, 20, 20, 30, 30, 40, 40, 50, 50]
+    assert runs.spread((10, 20, 30, 40, 50), 20) == sorted([10, 20, 30, 40, 50] * 4)
     with pytest.raises(UserError, match="cannot be shared out to 4"):
-        trials.spread((10, 20, 30, 40, 50), 4)
+        runs.spread((10, 20, 30, 40, 50), 4)
 
 
 def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(tmp_path):
     scope = Scope(
         "lr", tmp_path, benchmarks=("split-cifar100",), methods=("fedavg", "fedmes", "ditto")
     )
-    for trial in trials.wanted(scope):
+    for trial in runs.wanted(scope):
         assert (trial.config.seeds, trial.config.tasks) == ([5], 2)
         rate = trial.config.optim.lr
         if trial.config.method == "fedavg":  # the score is the mean of both
@@ -129,10 +129,10 @@ def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(t
     table1 = Scope(
         "table1", tmp_path, benchmarks=("split-cifar100", "split-emnist"), clients=(10, 20)
     )
-    rates = {(t.config.benchmark, t.line.label): t.config.optim.lr for t in trials.wanted(table1)}
+    rates = {(t.config.benchmark, t.line.label): t.config.optim.lr for t in runs.wanted(table1)}
     assert rates["split-cifar100", "fedmes"] == 0.0003
     assert rates["split-cifar100", "ditto"] == rates["split-emnist", "fedmes"] == 0.001
-    sgd = next(t for t in trials.wanted(Scope("questions", tmp_path)) if t.line.label == "sgd-0.05")
+    sgd = next(t for t in runs.wanted(Scope("questions", tmp_path)) if t.line.label == "sgd-0.05")
     assert sgd.config.optim.lr == 0.05
 
 
@@ -144,16 +144,16 @@ def test_the_protocol_of_a_folder_binds_its_studies(tmp_path):
     scope = Scope(
         "table1", tmp_path, benchmarks=("split-miniimagenet", "split-emnist"), clients=(10,)
     )
-    found = {(t.config.benchmark, t.line.label): t.config for t in trials.wanted(scope)}
+    found = {(t.config.benchmark, t.line.label): t.config for t in runs.wanted(scope)}
     mini = found["split-miniimagenet", "fedweit"]
     assert (mini.rounds, mini.data.image_size, mini.optim.lr) == (7, 32, 0.02)
     assert found["split-miniimagenet", "fedmes"].optim.lr == 0.0005
     assert found["split-emnist", "fedweit"].rounds == 10
     # --set comes last
-    assert trials.wanted(replace(scope, options={"rounds": 3}))[0].config.rounds == 3
+    assert runs.wanted(replace(scope, options={"rounds": 3}))[0].config.rounds == 3
     (tmp_path / "protocol.toml").write_text("rounds = 7\n")
     with pytest.raises(UserError, match="'rounds' is no benchmark"):
-        trials.wanted(scope)
+        runs.wanted(scope)
     (tmp_path / "protocol.toml").write_text("[")
     with pytest.raises(UserError, match=r"protocol\.toml: cannot be read"):
-        trials.wanted(scope)
+        runs.wanted(scope)

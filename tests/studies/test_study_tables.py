@@ -7,8 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedmes.cli import app as cli
-from fedmes.studies import figures, trials
-from fedmes.studies.trials import Scope
+from fedmes.studies import figures, runs
+from fedmes.studies.runs import Scope
 from helpers.tiny_studies import put, reproduce, rows, tiny
 
 # --- tables beside the paper's numbers, of results made by hand -----------------------------------
@@ -16,7 +16,7 @@ from helpers.tiny_studies import put, reproduce, rows, tiny
 
 def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_path):
     scope = Scope("table1", tmp_path, clients=(10,), benchmarks=("split-cifar100", "split-core50"))
-    by_name = {(trial.config.benchmark, trial.line.label): trial for trial in trials.wanted(scope)}
+    by_name = {(trial.config.benchmark, trial.line.label): trial for trial in runs.wanted(scope)}
     put(by_name["split-cifar100", "fedmes"], 0.25, [0.5, 0.6, 0.6, 0.6, 0.6], 0.2)
     put(by_name["split-cifar100", "fedavg"], 0.2, 0.3)
     written = reproduce(scope, None)
@@ -97,7 +97,7 @@ def test_a_page_explains_the_signs_it_uses_only_and_names_its_command(tmp_path):
 def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     """`put` keeps no rounds.csv: seconds and rule-2 shares come from result.json."""
     scope = Scope("wallclock", tmp_path, benchmarks=("split-emnist",), clients=(20,))
-    for trial in trials.wanted(scope):
+    for trial in runs.wanted(scope):
         put(trial, 0.5)
     fedmes, fedweit = rows(reproduce(scope, None))
     assert [fedmes[f"{part} s"] for part in ("computing", "communication", "together")] == [
@@ -107,7 +107,7 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     ]
     assert fedweit["computed on"] == "cuda, stacked, bf16"
     scope = Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0"))
-    default, zero = trials.wanted(scope)
+    default, zero = runs.wanted(scope)
     put(default, [0.4, 0.5, 0.6], nolip=0.3)
     put(zero, [0.5, 0.5, 0.5], nolip=0.3)
     default, zero = rows(reproduce(scope, None))
@@ -119,7 +119,7 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
 
 def test_what_no_run_has_is_no_column_though_others_are_open(tmp_path):
     scope = Scope("parts", tmp_path, benchmarks=("split-emnist",), methods=("whole", "teach=0"))
-    whole, _ = trials.wanted(scope)
+    whole, _ = runs.wanted(scope)
     assert "network alone, masked" in rows(reproduce(scope, None))[0]  # nothing is known yet
     put(whole, 0.5)
     first, other = rows(reproduce(scope, None))
@@ -128,12 +128,10 @@ def test_what_no_run_has_is_no_column_though_others_are_open(tmp_path):
 
 
 def test_the_line_of_a_default_waits_for_its_run(tmp_path):
-    default, zero = trials.wanted(
-        Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0"))
-    )
+    default, zero = runs.wanted(Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0")))
 
     def lines():
-        drawn = figures.answers([trials.look(default), trials.look(zero)])
+        drawn = figures.answers([runs.look(default), runs.look(zero)])
         found = [
             line
             for ax in drawn.axes
@@ -156,7 +154,7 @@ def test_a_method_beyond_the_papers_may_join(tmp_path):
         clients=(10,),
         methods=("fedmes", "knn-per"),
     )
-    for trial in trials.wanted(scope):
+    for trial in runs.wanted(scope):
         put(trial, 0.5, nolip=0.4)
     methods = [row["method"] for row in rows(reproduce(scope, None))]
     assert methods == ["fedmes-nolip", "fedmes", "knn-per-nolip", "knn-per"]

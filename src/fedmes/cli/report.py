@@ -47,9 +47,9 @@ def report(
     ] = False,
 ) -> None:
     """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
-    from fedmes import report as reporting
+    from fedmes.report.write import write_report
 
-    done = reporting.write(directories, out, with_samples, csv, latex, figures)
+    done = write_report(directories, out, with_samples, csv, latex, figures)
     for each in done.left_out:
         print(printable(f"left out: {each.directory}: {each.reason}"), file=sys.stderr)
     if not quiet:
@@ -91,9 +91,10 @@ def reproduce(
 ) -> None:
     """Studies of the paper: their runs (finished ones are reused), tables and figures beside the
     paper's numbers."""
-    from fedmes import studies
+    from fedmes.studies import reproduce as studies
+    from fedmes.studies.runs import Scope
 
-    scope = studies.Scope(
+    scope = Scope(
         names[0],
         out,
         quick,

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from fedmes.common.npz import Header, read_arrays, read_headers
-from fedmes.report import series
-from fedmes.report.gather import Group, Run
-from fedmes.report.rows import Row
+from fedmes.report import curves
+from fedmes.report.collect import Group, Run
+from fedmes.report.result_table import Row
 from fedmes.results.metrics import Floats
 
 DIGITS = np.frombuffer(
@@ -128,10 +128,10 @@ def _packed(row: Row, seed: int | None) -> dict[str, list[str]]:
     result = row.run.result
     return {
         score: [
-            pack(series.matrix(result, name + row.suffix, k, seed))
+            pack(curves.matrix(result, name + row.suffix, k, seed))
             for k in range(result.config.clients)
         ]
-        for score, name in series.SCORES.items()
+        for score, name in curves.SCORES.items()
     }
 
 

@@ -14,13 +14,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from fedmes.report import sections, style
+from fedmes.report import palette, sections
 from fedmes.report.clients import Album, matrices
-from fedmes.report.content import group_content
-from fedmes.report.gather import Group, LeftOut
-from fedmes.report.rows import rows_of
-from fedmes.report.series import SCORES
-from fedmes.report.verdict import judge
+from fedmes.report.collect import Group, LeftOut
+from fedmes.report.curves import SCORES
+from fedmes.report.page_data import group_content
+from fedmes.report.result_table import rows_of
+from fedmes.report.verdict import compare_runs
 from fedmes.version import __version__
 
 SCRIPTS = ("charts.js", "figures.js", "page.js")
@@ -36,7 +36,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: boo
     ]
     shown = []
     for group, own, content in zip(groups, rows, contents, strict=True):
-        verdicts = {score: judge(group.runs, score) for score in SCORES}
+        verdicts = {score: compare_runs(group.runs, score) for score in SCORES}
         shown.append(sections.group_section(group, own, content, verdicts))
     scripts = [_asset(name) for name in SCRIPTS]
     # Nothing is loaded from anywhere, and no script runs but these.
@@ -93,8 +93,8 @@ def _navigation(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 
 def _palette() -> str:
-    """The colours of style.py as --c0, --c1, ..."""
-    pairs = zip(style.LIGHT, style.DARK, strict=True)
+    """The colours of palette.py as --c0, --c1, ..."""
+    pairs = zip(palette.LIGHT, palette.DARK, strict=True)
     return f":root {{ {' '.join(f'--c{i}: light-dark({day}, {night});' for i, (day, night) in enumerate(pairs))} }}\n"
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedmes.report import commands, series
-from fedmes.report.gather import Group, count
-from fedmes.report.rows import LOWER_IS_BETTER, Row, best, three
-from fedmes.report.series import SCORES
+from fedmes.common.text import three
+from fedmes.report import curves, rerun
+from fedmes.report.collect import Group, count
+from fedmes.report.curves import SCORES
+from fedmes.report.result_table import LOWER_IS_BETTER, Row, best
 from fedmes.report.verdict import Verdict, facts
 from fedmes.results.labels import NUMBERS
 from fedmes.results.run_dir import Result
@@ -80,13 +81,13 @@ def group_section(
         "figures": _figures(group, content),
         "differences": differences,
         "values_that_differ": sum(len(owners) for _, owners in differences),
-        "commands": [_words(commands.command(run)) for run in group.runs],
+        "commands": [_words(rerun.command(run)) for run in group.runs],
         "notes": [
             f"{run.label}: {note}"
             for run in group.runs
             for note in _notes(run.result, run.left_out)
         ],
-        "common": commands.common(group),
+        "common": rerun.common(group),
         "directories": [(run.label, run.directory) for run in group.runs],
     }
 
@@ -105,7 +106,7 @@ def _how_compared(group: Group) -> str:
         told.append(
             "To win is to be ahead by more than chance: of two equal methods, one would win in 5 % of comparisons."
         )
-    if apart := commands.more_than_the_method(group):
+    if apart := rerun.more_than_the_method(group):
         told.append(f"The runs differ in {', '.join(apart)} too: a difference may come from there.")
     return " ".join(told)
 
@@ -184,7 +185,7 @@ def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
 def _seeds(row: Row, score: str) -> list[float]:
     return [
         value
-        for value in series.seed_values(row.run.result, score, row.suffix).tolist()
+        for value in curves.seed_values(row.run.result, score, row.suffix).tolist()
         if value == value
     ]
 
@@ -223,7 +224,7 @@ def _words(line: str) -> list[str]:
 def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
     """Each option in which the runs differ: its values, and whose they are."""
     found = []
-    for key, owners in commands.differences(group):
+    for key, owners in rerun.differences(group):
         *some, (value, labels) = [(value, ", ".join(labels)) for value, labels in owners]
         most = "all others" if len(owners[-1][1]) > 3 else labels
         found.append((key, [*some, (value, most)]))

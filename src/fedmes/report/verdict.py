@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedmes.report import series
-from fedmes.report.gather import Run, count
-from fedmes.report.rows import signed, three
+from fedmes.common.text import three
+from fedmes.report import curves
+from fedmes.report.collect import Run, count
+from fedmes.report.result_table import signed
 from fedmes.results.metrics import paired_interval
 
 SAID = {"oblivious": "Without a task id", "masked": "With the task id given"}
@@ -31,9 +32,9 @@ class Verdict:
     notes: tuple[str, ...] = ()  # who does not compete, or could not
 
 
-def judge(runs: Sequence[Run], score: str) -> Verdict:
+def compare_runs(runs: Sequence[Run], score: str) -> Verdict:
     """The verdict on the runs that compete; those that keep all data are named apart."""
-    there = [(run, series.seed_values(run.result, score)) for run in runs]
+    there = [(run, curves.seed_values(run.result, score)) for run in runs]
     there = [(run, values) for run, values in there if not np.isnan(values).all()]
     there.sort(key=lambda item: -_mean(item[1]))
     rivals = [item for item in there if not item[0].keeps_all_data]
@@ -44,10 +45,10 @@ def judge(runs: Sequence[Run], score: str) -> Verdict:
     ]
     if missing := [run.label for run in runs if all(run is not other for other, _ in there)]:
         notes.append(f"No accuracy was measured for {_list(missing)}.")
-    return replace(_compare(rivals, score), notes=tuple(notes))
+    return replace(_compare_rivals(rivals, score), notes=tuple(notes))
 
 
-def _compare(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
+def _compare_rivals(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
     said = SAID[score]
     if not rivals:
         return Verdict(
@@ -138,7 +139,7 @@ def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[t
         )
     if verdict.leaders:
         best = next(run for run in runs if run.label == verdict.leaders[0])
-        each = series.client_ranges(best.result, "oblivious")[0]
+        each = curves.client_ranges(best.result, "oblivious")[0]
         if len(each) > 1 and not np.isnan(each).all():
             low, high = int(np.nanargmin(each)), int(np.nanargmax(each))
             lowest, highest = (f"{three(each[k])} for client {names[k]}" for k in (low, high))

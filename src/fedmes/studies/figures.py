@@ -10,19 +10,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedmes.report import canvas, series, style
+from fedmes.report import curves, mpl, palette
 from fedmes.report import figures as report
-from fedmes.report.canvas import INK, TITLES
-from fedmes.report.gather import Run, title_of
-from fedmes.report.series import Curve
-from fedmes.report.style import Look
-from fedmes.studies import paper, views
-from fedmes.studies.declared import RATES
-from fedmes.studies.tables import Number
-from fedmes.studies.trials import Outcome
+from fedmes.report.collect import Run, title_of
+from fedmes.report.curves import Curve
+from fedmes.report.mpl import INK, TITLES
+from fedmes.report.palette import Look
+from fedmes.report.table import Number
+from fedmes.studies import paper, tables
+from fedmes.studies.definitions import RATES
+from fedmes.studies.runs import Outcome
 
-LOOKS = {"paper": ("D", "white", INK), "masked": ("o", style.LIGHT[0], style.LIGHT[0]),
-         "oblivious": ("s", style.LIGHT[1], style.LIGHT[1])}  # fmt: skip
+LOOKS = {"paper": ("D", "white", INK), "masked": ("o", palette.LIGHT[0], palette.LIGHT[0]),
+         "oblivious": ("s", palette.LIGHT[1], palette.LIGHT[1])}  # fmt: skip
 
 
 def of_study(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str, Figure]:
@@ -30,11 +30,11 @@ def of_study(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str,
     quick version."""
     settings = {
         setting: members
-        for setting, members in views.by_setting(outcomes).items()
-        if views.there(members)
+        for setting, members in tables.by_setting(outcomes).items()
+        if tables.there(members)
     }
     if study == "wallclock" and settings:  # one figure, to compare settings by
-        runs = [run for members in settings.values() for run in views.there(members)]
+        runs = [run for members in settings.values() for run in tables.there(members)]
         return {"settings": _titled(wall_clock_settings(runs), caption)}
     found: dict[str, Figure] = {}
     for (benchmark, number), members in settings.items():
@@ -56,7 +56,7 @@ def _of_setting(
 ) -> dict[str, Figure]:
     """The figures of a study for one benchmark and number of clients, by what is added to a file's
     name."""
-    runs = views.there(outcomes)
+    runs = tables.there(outcomes)
     if study in ("table1", "table1-block"):
         return {"": beside_the_paper(runs, benchmark, clients)}
     if study == "curves":
@@ -84,7 +84,7 @@ def beside_the_paper(runs: Sequence[Run], benchmark: str, clients: int) -> Figur
     shifts = {"paper": -0.22, "masked": 0.0, "oblivious": 0.22}
     if not any(paper.table1(benchmark, clients, label) for label, _ in rows):
         shifts = {"masked": -0.12, "oblivious": 0.12}
-    with canvas.sheet(1, 2, 1.5 + 0.27 * len(rows), sharey=True) as (figure, axes):
+    with mpl.sheet(1, 2, 1.5 + 0.27 * len(rows), sharey=True) as (figure, axes):
         shown = set()
         for ax, (key, title) in zip(axes.flat, (("acc_all", "Acc_ALL"), ("fr", "FR")), strict=True):
             for place, (label, numbers) in enumerate(rows):
@@ -104,7 +104,7 @@ def beside_the_paper(runs: Sequence[Run], benchmark: str, clients: int) -> Figur
 
 def accuracy_of_configurations(runs: Sequence[Run]) -> Figure:
     """Acc_ALL of each configuration in both scores."""
-    with canvas.sheet(1, 1, 1.2 + 0.3 * len(runs)) as (figure, axes):
+    with mpl.sheet(1, 1, 1.2 + 0.3 * len(runs)) as (figure, axes):
         (ax,) = axes.flat
         for place, run in enumerate(runs):
             for name, shift in (("masked", -0.12), ("oblivious", 0.12)):
@@ -132,7 +132,7 @@ def answers(outcomes: Sequence[Outcome]) -> Figure:
             labels.append(run.label)
             place += 1
         place += 0.7
-    with canvas.sheet(1, 2, 1.0 + 0.2 * place, sharey=True) as (figure, axes):
+    with mpl.sheet(1, 2, 1.0 + 0.2 * place, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
             at = iter(places)
             for question, members in groups.items():
@@ -158,25 +158,25 @@ def answers(outcomes: Sequence[Outcome]) -> Figure:
 
 def memory_sizes(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
     """Acc_ALL against the size of the memory, with the paper's numbers where it prints any."""
-    sizes = {int(series.memory_size(run.result)): run for run in runs}
+    sizes = {int(curves.memory_size(run.result)): run for run in runs}
     printed = {
         size: found
         for size in sizes
         if (found := paper.memory(benchmark, clients, size)) is not None
     }
-    with canvas.sheet(1, 2, 3.0, sharey=True) as (figure, axes):
+    with mpl.sheet(1, 2, 3.0, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
             for label, look, alone in (
                 ("fedmes", Look(0, 0, 0), False),
                 ("network alone", Look(4, 1, 1), True),
             ):
-                cells = [views.metric(run, score, "acc_all", alone) for run in sizes.values()]
+                cells = [tables.metric(run, score, "acc_all", alone) for run in sizes.values()]
                 numbers = [cell for cell in cells if isinstance(cell, Number)]
                 mean, std = (
-                    np.array([canvas.number(getattr(n, part)) for n in numbers])
+                    np.array([mpl.number(getattr(n, part)) for n in numbers])
                     for part in ("mean", "std")
                 )
-                canvas.curve(ax, list(sizes), Curve(mean, std), look, label)
+                mpl.curve(ax, list(sizes), Curve(mean, std), look, label)
             if printed:
                 marker, face, edge = LOOKS["paper"]
                 ax.plot(list(printed), [number.mean for number in printed.values()], linestyle="none", marker=marker,
@@ -191,9 +191,9 @@ def memory_sizes(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
 
 def wall_clock_settings(runs: Sequence[Run]) -> Figure:
     """Seconds of computing and of communication, and the accuracy they buy; a row a run."""
-    times = [series.wall_clock(run.result, run.rounds) for run in runs]
+    times = [curves.wall_clock(run.result, run.rounds) for run in runs]
     names = [f"{run.config.benchmark}, {run.config.clients} clients: {run.label}" for run in runs]
-    with canvas.sheet(1, 2, 1.3 + 0.3 * len(runs), sharey=True) as (figure, axes):
+    with mpl.sheet(1, 2, 1.3 + 0.3 * len(runs), sharey=True) as (figure, axes):
         bars, points = axes[0]
         compute, talk = np.array(times).T
         bars.barh(
@@ -237,24 +237,24 @@ def wall_clock_settings(runs: Sequence[Run]) -> Figure:
 def learning_rates(runs: Sequence[Run]) -> Figure:
     """The score of each method by its learning rate; a ring around the best."""
     methods = list(dict.fromkeys(run.config.method for run in runs))
-    with canvas.sheet(1, 1, 3.2) as (figure, axes):
+    with mpl.sheet(1, 1, 3.2) as (figure, axes):
         (ax,) = axes.flat
         for method in methods:
             points = sorted(
-                (run.config.optim.lr, views.rate_score(run))
+                (run.config.optim.lr, tables.rate_score(run))
                 for run in runs
                 if run.config.method == method
             )
             x, y = zip(*points, strict=True)
-            look = style.KNOWN[method]
-            canvas.curve(ax, x, Curve(np.array(y), np.zeros(len(y))), look, method)
+            look = palette.KNOWN[method]
+            mpl.curve(ax, x, Curve(np.array(y), np.zeros(len(y))), look, method)
             best = max(points, key=lambda point: (point[1], -point[0]))
             ax.plot(
                 *best,
                 marker="o",
                 markersize=10,
                 markerfacecolor="none",
-                color=style.LIGHT[look.colour],
+                color=palette.LIGHT[look.colour],
             )
         ax.set_xscale("log")
         ax.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
@@ -266,7 +266,7 @@ def learning_rates(runs: Sequence[Run]) -> Figure:
 
 def _point(ax: Axes, value: dict[str, float | None], place: float, name: str, spread: bool) -> None:
     marker, face, edge = LOOKS[name]
-    ax.errorbar(canvas.number(value["mean"]), place, xerr=value["std"] if spread else None, fmt=marker, markersize=4.5,
+    ax.errorbar(mpl.number(value["mean"]), place, xerr=value["std"] if spread else None, fmt=marker, markersize=4.5,
                 markerfacecolor=face, color=edge, elinewidth=0.9)  # fmt: skip
 
 

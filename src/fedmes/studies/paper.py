@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedmes.report.table import Number
+
 
 @dataclass(frozen=True)
 class Printed:
@@ -18,6 +20,9 @@ class Printed:
     mean: float
     std: float | None
     where: str
+
+    def number(self, digits: int) -> Number:
+        return Number(self.mean, self.std, digits, 2)
 
 
 TABLE_1 = 'Table 1, "Acc_ALL (Acc) and Average Forgetting Rate (FR)"'

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedmes.report.gather import Run
+from fedmes.report.collect import Run
 
 #         blue       orange     green      violet     grey       sky        gold       red
 LIGHT = ("#0a3a94", "#e07105", "#4c8a50", "#c865a4", "#554d55", "#3c93e9", "#7a5200", "#6b1418")

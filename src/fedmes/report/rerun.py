@@ -11,7 +11,7 @@ from fedmes.config.catalog import options as all_options
 from fedmes.config.catalog import role_of
 from fedmes.config.options import Config
 from fedmes.errors import UserError
-from fedmes.report.gather import Group, Run, differing, value_text
+from fedmes.report.collect import Group, Run, differing, value_text
 
 
 def command(run: Run) -> str:

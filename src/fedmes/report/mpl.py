@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedmes.report import style
-from fedmes.report.gather import Run
-from fedmes.report.series import Curve
-from fedmes.report.style import Look
+from fedmes.report import palette
+from fedmes.report.collect import Run
+from fedmes.report.curves import Curve
+from fedmes.report.palette import Look
 
 WIDTH = 7.2  # inches: a page's two columns
 TITLES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
@@ -51,7 +51,7 @@ def curve(
     ax: Axes, x: Any, values: Curve, look: Look, label: str, small: bool = False, band: float = 0.15
 ) -> None:
     """A line with its markers, and a band of one standard deviation where there is one."""
-    colour = style.LIGHT[look.colour]
+    colour = palette.LIGHT[look.colour]
     if np.nansum(values.std) > 0:
         ax.fill_between(
             x,
@@ -63,8 +63,8 @@ def curve(
         )
     few = len(x) <= 12
     ax.plot(
-        x, values.mean, label=label, color=colour, linestyle=style.DASHES[look.dash],
-        marker=style.MARKERS[look.marker], markersize=(2.6 if small else 4) if few else 3,
+        x, values.mean, label=label, color=colour, linestyle=palette.DASHES[look.dash],
+        marker=palette.MARKERS[look.marker], markersize=(2.6 if small else 4) if few else 3,
         markevery=1 if few else max(1, len(x) // 8), linewidth=1.0 if small else 1.4,
         markeredgecolor="white", markeredgewidth=0.3,
     )  # fmt: skip
@@ -72,10 +72,10 @@ def curve(
 
 def legend(figure: Figure, runs: Sequence[Run], order: Sequence[int]) -> None:
     """To the right of the panels or, where names are long, below them."""
-    looks = style.looks(runs)
+    looks = palette.looks(runs)
     handles = [
-        Line2D([], [], color=style.LIGHT[looks[i].colour], linestyle=style.DASHES[looks[i].dash],
-               marker=style.MARKERS[looks[i].marker], markersize=4, label=runs[i].label)
+        Line2D([], [], color=palette.LIGHT[looks[i].colour], linestyle=palette.DASHES[looks[i].dash],
+               marker=palette.MARKERS[looks[i].marker], markersize=4, label=runs[i].label)
         for i in order
     ]  # fmt: skip
     if max(len(run.label) for run in runs) <= 16:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmes.report import clients, series, style
+from fedmes.report import clients, curves, palette
 from fedmes.report.clients import Album
-from fedmes.report.gather import Group, Run, memory_sweeps, value_text
-from fedmes.report.rows import Row
-from fedmes.report.series import Curve
-from fedmes.report.style import Look
+from fedmes.report.collect import Group, Run, memory_sweeps, value_text
+from fedmes.report.curves import Curve
+from fedmes.report.palette import Look
+from fedmes.report.result_table import Row
 from fedmes.results.metrics import Floats
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ def group_content(
     found = clients.streams(group)
     names = clients.client_names(group, found)
     order = [row.run.label for row in rows if not row.suffix]  # the best first
-    looks = style.looks(group.runs)
+    looks = palette.looks(group.runs)
     return {
         "runs": [
             {"label": run.label, "look": _look(look), "shown": run.label in order[:FOCUS]}
@@ -71,7 +71,7 @@ def figures(group: Group, names: Sequence[str]) -> list[Json]:
     runs, tasks = group.runs, list(range(1, group.config.tasks + 1))
     drawn = [
         _figure("accuracy", "lines", tasks, LEARNED, _scored(lambda score: [
-            {"y": "accuracy over the tasks so far", "series": _curves(runs, series.accuracy_by_task, score)}])),
+            {"y": "accuracy over the tasks so far", "series": _curves(runs, curves.accuracy_by_task, score)}])),
         _figure("clients", "ranges", names, "client", _scored(lambda score: [
             {"run": place, "title": run.label, "series": [_range(place, run, score)]}
             for place, run in enumerate(runs)])),
@@ -81,7 +81,7 @@ def figures(group: Group, names: Sequence[str]) -> list[Json]:
     ]  # fmt: skip
     if group.config.tasks > 1:
         drawn.insert(1, _figure("forgetting", "lines", tasks[1:], LEARNED, _scored(lambda score: [
-            {"y": "forgetting", "series": _curves(runs, series.forgetting_by_task, score, skip=1)}])))  # fmt: skip
+            {"y": "forgetting", "series": _curves(runs, curves.forgetting_by_task, score, skip=1)}])))  # fmt: skip
     if votes := _votes(runs, tasks):
         drawn.append(votes)
     if rounds := _rounds(group):
@@ -90,7 +90,7 @@ def figures(group: Group, names: Sequence[str]) -> list[Json]:
         drawn.append(_sweep(sweeps))
     if group.config.tasks > 1:
         drawn.append(_figure("boxes", "boxes", [], "accuracy after a task (Acc_Task)", _scored(lambda score: [
-            {"boxes": [{"run": place, "five": _list(series.five_numbers(run.result, score))}
+            {"boxes": [{"run": place, "five": _list(curves.five_numbers(run.result, score))}
                        for place, run in enumerate(runs)]}])))  # fmt: skip
     return drawn
 
@@ -107,7 +107,7 @@ def _figure(name: str, kind: str, x: Iterable[Any], label: str, panels: Any) -> 
 
 
 def _scored(panels: Callable[[str], list[Json]]) -> Json:
-    return {score: panels(score) for score in series.SCORES}
+    return {score: panels(score) for score in curves.SCORES}
 
 
 def _curves(
@@ -122,23 +122,23 @@ def _curve(place: int, curve: Curve, skip: int = 0, any_size: bool = False) -> J
 
 
 def _range(place: int, run: Run, score: str) -> Json:
-    value, low, high = series.client_ranges(run.result, score)
+    value, low, high = curves.client_ranges(run.result, score)
     return {"run": place, "y": _list(value), "low": _list(low), "high": _list(high)}
 
 
 def _multiples(runs: Sequence[Run], names: Sequence[str], score: str) -> list[Json]:
-    curves = [series.client_curves(run.result, score) for run in runs]
+    by_client = [curves.client_curves(run.result, score) for run in runs]
     return [
         {
             "title": f"client {name}",
-            "series": [{"run": i, "y": _list(curve[k])} for i, curve in enumerate(curves)],
+            "series": [{"run": i, "y": _list(curve[k])} for i, curve in enumerate(by_client)],
         }
         for k, name in enumerate(names)
     ]
 
 
 def _point(place: int, run: Run, score: str) -> Json:
-    compute, talk = series.wall_clock(run.result, run.rounds)
+    compute, talk = curves.wall_clock(run.result, run.rounds)
     mean = run.metrics[score]["acc_all"]["mean"]
     return {"run": place, "compute": _seconds(compute), "talk": _seconds(talk), "y": _number(mean)}
 
@@ -148,9 +148,9 @@ def _votes(runs: Sequence[Run], tasks: list[int]) -> Json | None:
         score: [
             _curve(place, curve)
             for place, run in enumerate(runs)
-            if (curve := series.vote_by_task(run.result, score)) is not None
+            if (curve := curves.vote_by_task(run.result, score)) is not None
         ]
-        for score in series.SCORES
+        for score in curves.SCORES
     }
     if not found["oblivious"]:
         return None
@@ -163,15 +163,15 @@ def _votes(runs: Sequence[Run], tasks: list[int]) -> Json | None:
 
 def _rounds(group: Group) -> Json | None:
     panels = []
-    for name, title in series.quantities(run.rounds for run in group.runs).items():
-        curves = [
-            _curve(place, curve, any_size=name not in series.ROUND_QUANTITIES)
+    for name, title in curves.quantities(run.rounds for run in group.runs).items():
+        found = [
+            _curve(place, curve, any_size=name not in curves.ROUND_QUANTITIES)
             for place, run in enumerate(group.runs)
-            if (curve := series.by_round(run.config, run.rounds, name)) is not None
+            if (curve := curves.by_round(run.config, run.rounds, name)) is not None
         ]
-        if curves:
+        if found:
             panels.append(
-                {"title": title, "alone": True, "always": len(curves) <= FOCUS, "series": curves}
+                {"title": title, "alone": True, "always": len(found) <= FOCUS, "series": found}
             )
     most = max(run.config.rounds * run.config.tasks for run in group.runs)
     rounds = {run.config.rounds for run in group.runs}
@@ -183,10 +183,10 @@ def _rounds(group: Group) -> Json | None:
 
 def _sweep(sweeps: dict[str, list[Run]]) -> Json:
     sizes = sorted(
-        {series.memory_size(run.result) for members in sweeps.values() for run in members}
+        {curves.memory_size(run.result) for members in sweeps.values() for run in members}
     )
     lines = {score: [_sweep_line(method, members, sizes, score) for method, members in sweeps.items()]
-             for score in series.SCORES}  # fmt: skip
+             for score in curves.SCORES}  # fmt: skip
     panels = {
         score: [{"y": "Acc_ALL", "always": True, "series": each}] for score, each in lines.items()
     }
@@ -194,12 +194,12 @@ def _sweep(sweeps: dict[str, list[Run]]) -> Json:
 
 
 def _sweep_line(method: str, members: list[Run], sizes: list[float], score: str) -> Json:
-    look = _look(style.method_look(members[0]))
+    look = _look(palette.method_look(members[0]))
     y: list[float | None] = [None] * len(sizes)
     sd: list[float | None] = [None] * len(sizes)
     mixed = []
     for run in members:
-        place, number = sizes.index(series.memory_size(run.result)), run.metrics[score]["acc_all"]
+        place, number = sizes.index(curves.memory_size(run.result)), run.metrics[score]["acc_all"]
         if isinstance(run.config.memory.size, int):
             y[place], sd[place] = _number(number["mean"]), _number(number["std"])
         else:

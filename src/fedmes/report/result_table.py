@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedmes.common.text import cell, printable, three
-from fedmes.report.gather import Group, Run
-from fedmes.report.series import SCORES
+from fedmes.report.collect import Group, Run
+from fedmes.report.curves import SCORES
 from fedmes.results.labels import NUMBERS, variants
 
 LOWER_IS_BETTER = ("fr", "fr_final")

@@ -21,9 +21,9 @@ from fedmes.errors import UserError, unknown
 from fedmes.experiment.made_from import changed, data_hash, source_hashes
 from fedmes.experiment.prepare import makers, open_source
 from fedmes.methods import METHODS
-from fedmes.report.gather import Run, about_computing, of_another_method
+from fedmes.report.collect import Run, about_computing, of_another_method
 from fedmes.results import run_dir
-from fedmes.studies.declared import STUDIES, Line, Study
+from fedmes.studies.definitions import STUDIES, Line, Study
 
 PROTOCOL, LEARNING_RATES = "protocol.toml", "learning-rates.toml"
 

@@ -19,7 +19,7 @@ from fedmes.config.catalog import role_of
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
-from fedmes.report import series
+from fedmes.report import curves
 from fedmes.results import run_dir
 from fedmes.results.metrics import Floats
 from fedmes.results.run_dir import Result
@@ -47,7 +47,7 @@ class Run:
         directory: str = "",
         versions: Mapping[str, str] | None = None,
     ) -> Run:
-        rounds = series.round_table(result)
+        rounds = curves.round_table(result)
         return Run(
             label or result.config.method_name,
             replace(result, rounds=[]),
@@ -108,7 +108,7 @@ class LeftOut:
     reason: str
 
 
-def gather(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
+def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
     """The groups of all finished runs in and under these directories, and what could not be
     used."""
     groups: dict[str, list[Run]] = {}
@@ -196,7 +196,7 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
     share = 0.0 if result.memory_share is None else result.memory_share  # real sites do not tell
     if not all(math.isfinite(number) for number in (*result.seconds.values(), share)):
         raise UserError("result.json: communication or seconds are not whole")
-    if not series.fits(config, run.rounds):
+    if not curves.fits(config, run.rounds):
         raise UserError(
             "rounds.csv: a row of a seed, task, round or client that this run does not have"
         )
@@ -270,7 +270,7 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
         if len({json.dumps(run.config.memory.size) for run in members}) > 1:
             name = members[0].config.method_name
             name = name if name not in found else members[0].label
-            found[name] = sorted(members, key=lambda run: series.memory_size(run.result))
+            found[name] = sorted(members, key=lambda run: curves.memory_size(run.result))
     return found
 
 

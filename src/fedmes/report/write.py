@@ -1,0 +1,85 @@
+"""Result directories as a page, figures and tables, without training anything again.
+
+collect.py   find, check and group result directories   result_table.py  the table; CSV and LaTeX
+curves.py    the numbers behind every figure            figures.py       matplotlib, for files
+verdict.py   who wins, in plain words                   page.py          the HTML page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmes.common.files import replace_text
+from fedmes.common.text import printable
+from fedmes.errors import UserError
+from fedmes.report import collect, result_table, verdict
+from fedmes.report.collect import Group, LeftOut
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what was not."""
+
+    page: Path
+    groups: list[Group]
+    left_out: list[LeftOut]
+
+    @property
+    def answers(self) -> list[str]:
+        """One line a group."""
+        return [
+            f"{group.title}: {verdict.compare_runs(group.runs, 'oblivious').headline}"
+            for group in self.groups
+        ]
+
+
+def write_report(
+    directories: Sequence[Path],
+    out: Path,
+    with_samples: bool = False,
+    csv: Path | None = None,
+    latex: Path | None = None,
+    figures: Path | None = None,
+) -> Report:
+    """The page and, where asked for, the table as CSV and LaTeX and the figures as PNG and SVG."""
+    from fedmes.report.page import page
+
+    groups, left_out = collect.collect(directories)
+    if not groups:
+        reasons = "; ".join(f"{each.directory} {each.reason}" for each in left_out[:3])
+        more = f"; {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        raise UserError(f"report: no finished run to report on ({reasons}{more})")
+    for path in (out, csv, latex):
+        if path is not None and path.is_dir():
+            raise UserError(f"report: {path} is a directory; a file name is needed")
+    try:
+        _write(out, page(groups, left_out, with_samples))
+        if csv is not None:
+            _write(csv, result_table.as_csv(groups))
+        if latex is not None:
+            _write(latex, result_table.as_latex(groups))
+        if figures is not None:
+            _save_figures(groups, figures)
+    except OSError as error:
+        raise UserError(
+            f"report: {error.filename or out} cannot be written ({error.strerror})"
+        ) from None
+    return Report(out, groups, left_out)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, text)
+
+
+def _save_figures(groups: Sequence[Group], folder: Path) -> None:
+    """One folder; with several groups, one inside it for each."""
+    from fedmes.report import clients, figures
+
+    for number, group in enumerate(groups):
+        place = folder if len(groups) == 1 else folder / f"{number + 1}-{group.config.benchmark}"
+        names = [printable(name) for name in clients.client_names(group, clients.streams(group))]
+        for name, figure in figures.figures_of(group, names).items():
+            figures.save(figure, place, name)
