@@ -1,4 +1,4 @@
-"""Shared by several files of tests: engine runs."""
+"""Runs of unequal clients in the loop and in the stacked engine, and when they are the same."""
 
 import dataclasses
 
@@ -18,16 +18,12 @@ from fedmes.scenario.plan import Plan
 AWKWARD = {
     "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 7, "seeds": [0, 5],
     "memory": [0, 3, 9, 60], "memory.per_task": 5, "memory.batch": 6, "model": "mlp", "model.width": 12,
-    "model.dropout": 0.3, "synthetic.classes": 4, "synthetic.train": 60, "synthetic.test": 9, "stream.frac": 9,
+    "model.dropout": 0.3, "synthetic.classes": 4, "synthetic.train": 60, "synthetic.test": 9, "stream.frac": 5,
     "engine.precision": "float64",
 }  # fmt: skip
-
-
 # Client 0 drops out of a round, client 1 comes late, client 2 misses its second task, client 3 is
 # done early.
 POSITION = [[0, -1, 0, 0], [0, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 2], [2, 1, 2, 2], [2, 2, 2, -1]]
-
-
 ACTIVE = [[1, 0, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
 
 
