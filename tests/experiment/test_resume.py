@@ -5,8 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -20,11 +18,11 @@ from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint
 from helpers.forked import Program
-from helpers.forked import fedmes as program
-from helpers.waiting import HANGS, until
+from helpers.forked import fedmes as finished
+from helpers.waiting import until
 
 OPTIONS = {
-    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 3, "epochs": 1, "batch": 10, "memory": 12,
+    "benchmark": "synthetic", "clients": 2, "tasks": 3, "rounds": 3, "epochs": 1, "batch": 10, "memory": 12,
     "seeds": "0,1",
 }  # fmt: skip
 SETTINGS = {
@@ -209,27 +207,25 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     out = tmp_path / "out"
     slow = [*arguments("loop", "fedmes", out), "--epochs", "15", "--set", "checkpoint.every=never"]
-    command = [sys.executable, "-m", "fedmes", *slow]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = Program(*slow, cwd=tmp_path)
     # the handler is there before
-    until(lambda: (out / ".lock").exists() or process.poll() is not None, "the lock")
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=HANGS)
-    assert process.returncode == 130, err
-    assert f"to go on: fedmes resume {out}" in err
+    until(lambda: (out / ".lock").exists() or program.ended(within=0) is not None, "the lock")
+    os.kill(program.process.pid, number)
+    assert program.ended() == status, program.err.read_text()
+    assert f"to go on: fedmes resume {out}" in program.err.read_text()
     assert checkpoint.latest(out) is not None
 
 
 def test_a_finished_run_says_so(tmp_path):
     out = tmp_path / "out"
     asked = arguments("stacked", "fedmes", out)
-    assert program(*asked, cwd=tmp_path)[0] == 0
+    assert finished(*asked, cwd=tmp_path)[0] == 0
     before = (out / "result.json").read_bytes()
-    status, said, err = program(*asked, cwd=tmp_path)
+    status, said, err = finished(*asked, cwd=tmp_path)
     assert (status, said.strip()) == (0, str(out))
     assert "this run is finished" in err
     assert (out / "result.json").read_bytes() == before
-    status, _, err = program("resume", tmp_path / "nowhere", cwd=tmp_path)
+    status, _, err = finished("resume", tmp_path / "nowhere", cwd=tmp_path)
     assert status == 2
     assert "holds no run" in err
 
