@@ -8,37 +8,51 @@ from typing import Annotated
 import typer
 
 from fedmes.cli import options, terminal
+from fedmes.config.options import Config
 from fedmes.deployment import require_flower
 
-site = typer.Typer(help="A site: a participant with data of its own.", no_args_is_help=True)
-federation = typer.Typer(help="Several sites that learn together, on Flower.", no_args_is_help=True)
+site = typer.Typer(help="Set up a site, a participant with its own data.", no_args_is_help=True)
+federation = typer.Typer(help="Run federations of several sites on Flower.", no_args_is_help=True)
+
+
+# the flags of `up` that differ from those of `run`
+SITES = {
+    "clients": options.flag("clients", "--sites", help="number of sites; default: all clients"),
+    "engine.name": None,
+    "data.path": options.flag(
+        "data.path",
+        metavar="DIR",
+        help="custom images, CLIENT/TASK/train|test/CLASS/*: one site per client",
+    ),
+}
 
 
 @site.callback()
 def _site() -> None:
-    """Keeps `init` a command of its own beside those to come."""
+    """Makes typer keep `init` as a subcommand, though it is the only one."""
 
 
 @site.command(epilog="Example: fedmes site init ~/site --data ~/images --name north")
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="the new folder")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to create")],
     data: Annotated[
         Path,
         typer.Option(
-            metavar="DIR|FILE.npz", help="this site's tasks: TASK/train|test/CLASS/*, or one file"
+            metavar="DIR|FILE.npz", help="tasks of this site: TASK/train|test/CLASS/*, or a file"
         ),
     ],
-    name: Annotated[
-        str | None, typer.Option(help="what the others call it; left out: the folder's name")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="site name; default: folder name")] = None,
 ) -> None:
-    """Make a site's folder: its key, and where its data lies. The data is read once to check it,
-    and not copied."""
+    """Create the folder of a site with its key.
+
+    The data is read once to check it and is not copied.
+    """
     require_flower()
     from fedmes.deployment.site import create, instructions
     from fedmes.scenario.custom import read_site
 
-    directory, data = directory.resolve(), data.resolve()
+    directory = directory.resolve()
+    data = data.resolve()
     read_site(data, image_size=1)  # small, since only whether it can be read matters
     name = name or directory.name
     create(directory, name, {"data": str(data)})
@@ -47,40 +61,17 @@ def init(
 
 @federation.callback()
 def _federation() -> None:
-    """Keeps `up` a command of its own beside those to come."""
+    """Makes typer keep `up` as a subcommand, though it is the only one."""
 
 
 @federation.command(epilog="Example: fedmes federation up --sites 3 --out trial --method fedmes")
-def up(
-    config_file: options.ConfigFile = None,
-    sites: Annotated[
-        int | None, typer.Option(help="number of sites; left out: as many clients as there are")
-    ] = None,
-    benchmark: options.Benchmark = None,
-    method: options.Method = None,
-    model: options.Model = None,
-    tasks: options.Tasks = None,
-    rounds: options.Rounds = None,
-    epochs: options.Epochs = None,
-    batch: options.Batch = None,
-    memory: options.Memory = None,
-    seeds: options.Seeds = None,
-    device: options.Device = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="own images, CLIENT/TASK/train|test/CLASS/*: a site a client"
-        ),
-    ] = None,
-    settings: options.Settings = None,
-    out: options.Out = None,
-    trust: options.Trust = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Run a whole Flower federation on this machine, over TLS and with node keys, and take it down
-    again. The exit status is 3 where a site was left out to the end."""
+@options.configured(SITES)
+def up(config: Config, out: options.Out = None, quiet: options.Quiet = False) -> None:
+    """Run a whole Flower federation on this machine, with TLS and node keys.
+
+    The exit status is 3 if a site was excluded to the end.
+    """
     require_flower()
-    config = options.configuration(locals() | {"clients": sites})
     from fedmes.deployment.up import up as run_federation
 
     with terminal.progress(quiet, config.method) as listener:

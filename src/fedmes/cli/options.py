@@ -1,114 +1,137 @@
-"""The options that several commands have, and the configuration they make.
-
-typer knows no groups of options: what an option is stands here, and each command lists those it
-takes.
-"""
+"""The flags that several commands have; flags of options are made from the options' fields."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
+from fedmes import config
+from fedmes.config.catalog import Option
+from fedmes.config.catalog import options as all_options
+from fedmes.config.trust import KINDS, check_trust
 from fedmes.errors import UserError
 
-if TYPE_CHECKING:
-    from fedmes.config.options import Config
+
+def flag(key: str, *names: str, **changes: Any) -> Any:
+    """The typer option of a field, by its dotted key."""
+    option = all_options()[key]
+    texts = {"help": help_text(option), "metavar": option.metavar or "NAME"} | changes
+    return typer.Option(*(names or (option.flag,)), show_default=False, **texts)
+
+
+def help_text(option: Option) -> str:
+    """The first sentence of the description, and the default."""
+    default = option.default.strip("`[]")
+    return option.summary if default in ("", "none") else f"{option.summary}; default: {default}"
+
 
 ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG.toml]", help="options in a file")
+    Path | None,
+    typer.Argument(metavar="CONFIG.toml", help="file with options, see docs/options.md"),
 ]
-Benchmark = Annotated[str | None, typer.Option(help="see `fedmes list benchmarks`")]
-Method = Annotated[
-    str | None, typer.Option(help="see `fedmes list methods`; or path/to/file.py:Name")
-]
-Model = Annotated[
-    str | None, typer.Option(help="see `fedmes list models`; or auto, or path/to/file.py:Name")
-]
-Clients = Annotated[int | None, typer.Option(help="number of clients")]
-Tasks = Annotated[int | None, typer.Option(help="take the first T tasks of each client's order")]
-Rounds = Annotated[int | None, typer.Option(help="communication rounds a task")]
-Epochs = Annotated[int | None, typer.Option(help="local epochs a round")]
-Batch = Annotated[int | None, typer.Option(help="mini-batch size")]
-Memory = Annotated[
-    str | None, typer.Option(metavar="M|M1,M2,...", help="samples each client may keep")
-]
-Seeds = Annotated[str | None, typer.Option(metavar="S1,S2,...", help="one training for each seed")]
-Engine = Annotated[str | None, typer.Option(help="auto, loop, stacked or flower")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda")]
-Data = Annotated[
-    str | None, typer.Option(metavar="FILE.npz|DIR", help="own data instead of a benchmark")
-]
+Seeds = Annotated[str | None, flag("seeds")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="any other option, see the README"),
+    typer.Option("--set", metavar="KEY=VALUE", help="any option, see docs/options.md"),
 ]
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="directory of the run")]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="where the result goes; left out: a new folder under runs/"),
+    typer.Option(metavar="DIR", help="directory of the result; default: a new one in runs/"),
 ]
 Again = Annotated[
     bool,
-    typer.Option("--again", help="run it anew if it is there; that stays until this is finished"),
+    typer.Option("--again", help="run it again if it exists; the old result stays until then"),
 ]
-Anew = Annotated[
+AgainIfChanged = Annotated[
     bool,
-    typer.Option("--again", help="run anew what was made with another method, model or data file"),
+    typer.Option("--again", help="rerun results made with another method, model or data file"),
 ]
 Trust = Annotated[
     bool,
     typer.Option("--trust", help="run Python files (method, model) that only a file or DIR names"),
 ]
-WhereMethod = Annotated[
-    str | None, typer.Option(metavar="FILE.py:Name", help="a method of your own: where it is")
+CustomMethod = Annotated[
+    str | None, typer.Option(metavar="FILE.py:Name", help="path to a custom method")
 ]
-WhereModel = Annotated[str | None, typer.Option(metavar="FILE.py:Name", help="likewise a model")]
+CustomModel = Annotated[
+    str | None, typer.Option(metavar="FILE.py:Name", help="path to a custom model")
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
 
 
-def configuration(given: dict[str, Any]) -> Config:
-    """The configuration from a command's options. Of Python files only those are taken that these
-    name."""
-    from fedmes import config
-    from fedmes.config.trust import KINDS, check_trust
+def configured(instead: Mapping[str, Any] | None = None) -> Callable[..., Callable[..., None]]:
+    """Give a command the flags of all options that have one; its first argument is the
+    configuration they make.
 
-    plain = (
-        "benchmark",
-        "method",
-        "model",
-        "clients",
-        "tasks",
-        "rounds",
-        "epochs",
-        "batch",
-        "engine",
-        "device",
-    )
-    options = {name: given[name] for name in plain if given.get(name) is not None}
-    if given["data"] is not None:
-        options["data.path"] = given["data"]
-    if given["memory"] is not None:
-        sizes = numbers("memory", given["memory"])
-        options["memory.size"] = sizes[0] if len(sizes) == 1 else sizes
-    if given["seeds"] is not None:
-        options["seeds"] = numbers("seeds", given["seeds"])
-    options |= assignments(given["settings"])
-    made = config.load(given["config_file"], options)
-    check_trust(made, options.values(), given["trust"], [kind for kind in KINDS if kind in given])
-    return made
+    `instead`: other typer options for some of them by dotted key; None: no such flag.
+    """
+    kept = {option.key: flag(option.key) for option in all_options().values() if option.flag}
+    kept |= instead or {}
+    flags = {all_options()[key].flag[2:]: key for key, made in kept.items() if made is not None}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        def run(
+            config_file: Path | None, settings: list[str] | None, trust: bool, **given: Any
+        ) -> None:
+            options = {}
+            for name, key in flags.items():
+                if (value := given.pop(name)) is not None:
+                    options[key] = _value(all_options()[key], value)
+            options |= assignments(settings)
+            made = config.load(config_file, options)
+            # of Python files only those are run that the command line names
+            check_trust(made, options.values(), trust, [kind for kind in KINDS if kind in flags])
+            if any(parameter.name == "trust" for parameter in own):
+                given["trust"] = trust
+            command(made, **given)
+
+        listed = [_parameter("config_file", ConfigFile)]
+        for name, key in flags.items():
+            kind = int if all_options()[key].annotation is int else str
+            listed.append(_parameter(name, Annotated[kind | None, kept[key]]))
+        listed.append(_parameter("settings", Settings))
+        listed += [parameter for parameter in own if parameter.name != "trust"]
+        listed.append(_parameter("trust", Trust, False))
+        run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+        run.__annotations__ = {}  # typer has them from the signature
+        run.__name__ = command.__name__
+        run.__doc__ = command.__doc__
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, annotation=annotation, default=default)
+
+
+def _value(option: Option, given: Any) -> Any:
+    """A flag's value: as it is, or as numbers where the option takes a list."""
+    kinds = (option.annotation, *get_args(option.annotation))
+    if not any(get_origin(kind) is list for kind in kinds):
+        return given
+    listed = numbers(option.flag, given)
+    if len(listed) == 1 and get_origin(option.annotation) is not list:
+        return listed[0]
+    return listed
 
 
 def assignments(settings: list[str] | None) -> dict[str, Any]:
-    """What --set says."""
-    from fedmes.config.loading import parse_value
-
+    """The options of `--set`, by dotted key."""
     options = {}
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise UserError(f"--set {setting}: write it as key=value")
-        options[key.strip()] = parse_value(value.strip())
+        options[key.strip()] = config.parse_value(value.strip())
     return options
 
 
@@ -116,10 +139,10 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def numbers(name: str, text: str) -> list[int]:
+def numbers(flag: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(
-            f"--{name}: whole numbers separated by commas are needed, not '{text}'"
+            f"{flag}: whole numbers separated by commas are needed, not '{text}'"
         ) from None

@@ -81,7 +81,7 @@ def reproduce(
             metavar="DIR", help="the folder of all studies: runs/, and one for each study"
         ),
     ] = Path("reproduce"),
-    again: options.Anew = False,
+    again: options.AgainIfChanged = False,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="tables and figures of the runs that are there")
     ] = False,
@@ -98,10 +98,10 @@ def reproduce(
         names[0],
         out,
         quick,
-        clients=tuple(options.numbers("clients", clients)) if clients else None,
+        clients=tuple(options.numbers("--clients", clients)) if clients else None,
         benchmarks=options.names(benchmarks) if benchmarks is not None else None,
         methods=options.names(methods) if methods is not None else None,
-        seeds=tuple(options.numbers("seeds", seeds)) if seeds else None,
+        seeds=tuple(options.numbers("--seeds", seeds)) if seeds else None,
         options=options.assignments(settings),
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmes.cli import options, terminal
+from fedmes.config.options import Config
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,35 +25,21 @@ app = typer.Typer()
 @app.command(
     epilog="Example: fedmes run --benchmark split-digits --method fedmes --memory 20 --seeds 0,1,2"
 )
+@options.configured()
 def run(
-    config_file: options.ConfigFile = None,
-    benchmark: options.Benchmark = None,
-    method: options.Method = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    tasks: options.Tasks = None,
-    rounds: options.Rounds = None,
-    epochs: options.Epochs = None,
-    batch: options.Batch = None,
-    memory: options.Memory = None,
-    seeds: options.Seeds = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    data: options.Data = None,
-    settings: options.Settings = None,
+    config: Config,
     out: options.Out = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="go on where a run in this directory was stopped")
+        bool, typer.Option("--resume", help="resume an interrupted run in this directory")
     ] = False,
     again: options.Again = False,
-    trust: options.Trust = False,
+    trust: bool = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="also event files in DIR/tensorboard")
+        bool, typer.Option("--tensorboard", help="also write event files to DIR/tensorboard")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train one method on one benchmark and score it. Without options: FedMeS on Split Digits."""
-    config = options.configuration(locals())
+    """Train one method on one benchmark and evaluate it. Without options: FedMeS on Split Digits."""
     from fedmes.experiment import runner
     from fedmes.experiment.prepare import prepare
 
@@ -63,15 +50,14 @@ def run(
 
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
 def resume_run(
-    directory: Annotated[Path, typer.Argument(metavar="DIR")],
-    method: options.WhereMethod = None,
-    model: options.WhereModel = None,
+    directory: options.Directory,
+    method: options.CustomMethod = None,
+    model: options.CustomModel = None,
     again: options.Again = False,
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, with its own configuration: the result is the
-    same."""
+    """Resume the interrupted run in DIR; the result is identical to an uninterrupted one."""
     from fedmes.experiment import runner
     from fedmes.experiment.prepare import prepare
 
@@ -82,22 +68,22 @@ def resume_run(
 
 @app.command(epilog="Example: fedmes extend runs/mine --data march.npz --out runs/mine-march")
 def extend(
-    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    directory: options.Directory,
     data: Annotated[
         Path,
-        typer.Option(
-            metavar="FILE.npz|DIR", help="own data with further tasks of the same clients"
-        ),
+        typer.Option(metavar="FILE.npz|DIR", help="custom data with new tasks of the same clients"),
     ],
     out: options.Out = None,
-    method: options.WhereMethod = None,
-    model: options.WhereModel = None,
+    method: options.CustomMethod = None,
+    model: options.CustomModel = None,
     again: options.Again = False,
     trust: options.Trust = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Go on from a finished run with further tasks. DIR stays as it is; the result covers old tasks
-    and new ones."""
+    """Continue the finished run in DIR with new tasks.
+
+    DIR is not changed; the result covers old and new tasks.
+    """
     from fedmes.experiment import runner
     from fedmes.experiment.prepare import prepare
 
@@ -107,32 +93,15 @@ def extend(
 
 
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
+@options.configured({"method": None})
 def compare(
-    config_file: options.ConfigFile = None,
-    methods: Annotated[
-        str, typer.Option(metavar="all|A,B,...", help="the methods to compare")
-    ] = "all",
-    benchmark: options.Benchmark = None,
-    model: options.Model = None,
-    clients: options.Clients = None,
-    tasks: options.Tasks = None,
-    rounds: options.Rounds = None,
-    epochs: options.Epochs = None,
-    batch: options.Batch = None,
-    memory: options.Memory = None,
-    seeds: options.Seeds = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    data: options.Data = None,
-    settings: options.Settings = None,
+    config: Config,
+    methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="methods to compare")] = "all",
     out: options.Out = None,
-    again: options.Anew = False,
-    trust: options.Trust = False,
+    again: options.AgainIfChanged = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run several methods on the same splits and initial weights: one table; finished ones are
-    reused."""
-    config = options.configuration(locals())
+    """Compare several methods on the same splits and initial weights; finished runs are reused."""
     from fedmes.cli import render
     from fedmes.experiment import runner
     from fedmes.experiment.made_from import refuse
@@ -181,11 +150,9 @@ def _run(
     from fedmes.results import run_dir
 
     directory = out or run_dir.default_directory(prepared.config)
-    events = (
-        event_files(directory / "tensorboard", prepared.config.seeds)
-        if tensorboard
-        else nullcontext()
-    )
+    events: AbstractContextManager[Listener | None] = nullcontext()
+    if tensorboard:
+        events = event_files(directory / "tensorboard", prepared.config.seeds)
     with events as listener:
         result = train(prepared, directory, quiet, resume, listener, state, again)
     if result.reused:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedmes.cli.options import Device, names
+from fedmes.cli.options import flag, names
 from fedmes.errors import unknown
 
 app = typer.Typer()
@@ -19,11 +19,9 @@ def bench(
     models: Annotated[
         str, typer.Option(metavar="A,B,...", help="networks to time")
     ] = "mlp,cnn2,cnn6",
-    device: Device = None,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16")] = "float32",
-    compile: Annotated[
-        str, typer.Option(help="auto, true or false: compile the stacked step")
-    ] = "auto",
+    device: Annotated[str, flag("device")] = "auto",
+    precision: Annotated[str, flag("engine.precision", "--precision")] = "float32",
+    compile: Annotated[str, flag("engine.compile", "--compile")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Time a plain PyTorch loop, the loop engine and the stacked engine side by side on this
@@ -39,7 +37,7 @@ def bench(
     for name in (chosen := names(models)):
         if name not in benchmark.SHAPES:
             raise unknown("model", name, benchmark.SHAPES)
-    where = pick_device(device or "auto")
+    where = pick_device(device)
     rows = []
     with Console(stderr=True).status("") as status:
         for name in chosen:
