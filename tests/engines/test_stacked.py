@@ -67,7 +67,7 @@ def test_lanes_change_nothing(threads):
         {"knn.theta": "tuned", "stream.classes_min": 1, "stream.classes_max": 1, "stream.cap": 1},
         {"knn.memory": "before", "knn.kernel": "exp_d2"},
         {"train.scope": "block"},
-        {"train.scope": "tasks", "stream.classes_max": 3, "eval.told": "block"},
+        {"train.scope": "tasks", "stream.classes_max": 3, "eval.task_classes": "all"},
         {"train.scope": "all", "optim.name": "sgd"},
         {"fedmes.start": "continue", "fedmes.lambda": 0.5},
         {"memory": 0},

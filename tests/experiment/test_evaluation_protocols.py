@@ -22,15 +22,15 @@ TINY = {
     "synthetic.train": 20, "synthetic.test": 15, "data.image_size": 8, "output.models": "none", "seeds": [0, 3],
 }  # fmt: skip
 OTHERS = {
-    "told": {"eval.told": "block"},
+    "told": {"eval.task_classes": "all"},
     "judged": {"eval.model": "global"},
     "few": {"knn.k": 1},
     "kernel": {"knn.kernel": "exp_d2"},
     "theta": {"knn.theta": 0.25},
     "features": {"knn.features": "conv"},
-    "both": {"eval.told": "block", "knn.theta": 0.9},
+    "both": {"eval.task_classes": "all", "knn.theta": 0.9},
 }
-JUDGED = (("personal", "own"), ("personal", "block"), ("global", "own"))
+JUDGED = (("personal", "own"), ("personal", "all"), ("global", "own"))
 
 
 def tables(directory):
@@ -71,7 +71,10 @@ def test_equal_to_trainings_of_their_own(engine, tmp_path):
 def test_of_every_method(method, tmp_path):
     """No method trains otherwise because it will be judged otherwise."""
     options = config.load(None, TINY | {"method": method, "model.name": "mlp"})
-    others = {f"{model}-{told}": {"eval.model": model, "eval.told": told} for model, told in JUDGED}
+    others = {
+        f"{model}-{told}": {"eval.model": model, "eval.task_classes": told}
+        for model, told in JUDGED
+    }
     prepared = prepare(options, protocols=others)
     assert {name.split("-")[0] for name in prepared.protocols} >= {"personal"}
     runner.execute(prepared, tmp_path / "runs/whole")

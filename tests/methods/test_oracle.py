@@ -224,11 +224,11 @@ def test_further_tasks_with_new_classes(method, tmp_path):
 
 ON_BLOCKS = [
     ("fedavg", {"train": {"scope": "all"}}),
-    ("fedavg", {"train": {"scope": "tasks"}, "eval": {"told": "block"}}),
-    ("fedmes", {"train": {"scope": "block"}, "eval": {"told": "block"}}),
+    ("fedavg", {"train": {"scope": "tasks"}, "eval": {"task_classes": "all"}}),
+    ("fedmes", {"train": {"scope": "block"}, "eval": {"task_classes": "all"}}),
     ("fedmes-plus", {"train": {"scope": "tasks"}}),
     ("local-er", {"train": {"scope": "block"}}),
-    ("fedweit", {"eval": {"told": "block"}, "optim": {"name": "sgd", "lr": 0.01}}),
+    ("fedweit", {"eval": {"task_classes": "all"}, "optim": {"name": "sgd", "lr": 0.01}}),
     ("fedavg", {"server": {"min_clients": 2}, "faults": {"drop": 0.5}}),
     (
         "fedweit",

@@ -96,7 +96,11 @@ def scores(method, scenario, client, position):
     rows = {}
     for task in client.learned(position):
         test = client.tasks[task]["test"]
-        told = client.own(task) if scenario.config["eval"]["told"] == "own" else client.block(task)
+        told = (
+            client.own(task)
+            if scenario.config["eval"]["task_classes"] == "own"
+            else client.block(task)
+        )
         for score, scope, known in (
             ("acc", client.seen(position), None),
             ("acc_masked", told, task),

@@ -38,14 +38,14 @@ def test_other_splits_seeds_data_and_rules_are_never_compared(tmp_path):
     made.write(tmp_path / "other-seed", base, seeds=[7])
     made.write(tmp_path / "other-images", base, **{"data.image_size": 16})
     made.write(tmp_path / "other-noise", base, **{"synthetic.noise": 2.0})
-    made.write(tmp_path / "other-rule", base, method="fedmes", **{"eval.told": "block"})
+    made.write(tmp_path / "other-rule", base, method="fedmes", **{"eval.task_classes": "all"})
     page = report_on(tmp_path, tmp_path)
     assert len(page.data["groups"]) == 6
     assert page.one("h1")["text"] == "6 comparisons"
     text = page.one("main")["text"]
     assert "only where benchmark, splits and seeds are the same" in text
     assert sorted(len(group["runs"]) for group in page.data["groups"]) == [1, 1, 1, 1, 1, 2]
-    assert "seed 0 · told: whole block" in text
+    assert "seed 0 · task id given: all classes" in text
 
 
 def broken_ones(folder):

@@ -167,12 +167,12 @@ def test_csv_holds_every_number_as_result_json_has_it(trained_runs, tmp_path):
 
 
 def test_readings_of_one_training_are_rows_that_differ_and_cost_its_seconds(tmp_path):
-    for told in ("own", "block"):
-        made.write(tmp_path / told, made.triangle([0.5]), **{"eval.told": told})
+    for rule in ("own", "all"):
+        made.write(tmp_path / rule, made.triangle([0.5]), **{"eval.task_classes": rule})
     page = report_on(tmp_path, tmp_path, csv=tmp_path / "t.csv")
     lines = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
     assert sorted((line["run"], line["told"]) for line in lines) == [
-        ("fedavg", "block"),
+        ("fedavg", "all"),
         ("fedavg", "own"),
     ]
     cells = [

@@ -130,7 +130,7 @@ def test_blocks_and_classes_seen_in_lock_step():
         [3, 4],
         [5, 6],
     ]
-    assert np.array_equal(made.classes_given_task("block"), made.blocks)
+    assert np.array_equal(made.classes_given_task("all"), made.blocks)
 
 
 def test_tables_of_a_client_with_fewer_tasks_are_as_long_as_the_longest():

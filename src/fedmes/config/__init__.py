@@ -2,6 +2,6 @@
 benchmark's presets."""
 
 from fedmes.config.loading import load, parse_value, stored
-from fedmes.config.options import Config, dotted
+from fedmes.config.options import Config, current, dotted
 
-__all__ = ["Config", "dotted", "load", "parse_value", "stored"]
+__all__ = ["Config", "current", "dotted", "load", "parse_value", "stored"]

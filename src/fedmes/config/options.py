@@ -265,12 +265,20 @@ def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
         if plain is not None and not isinstance(value, Mapping):
             value = {plain: value}
         if isinstance(value, Mapping):
+            value = SECTIONS[key].current(value) if key in SECTIONS else value
             slot = into.setdefault(key, {})
             if not isinstance(slot, dict):
                 raise UserError(f"unknown key '{key}.{next(iter(value), '')}': {key} has no parts")
             slot.update(value)
         else:
             into[key] = value
+
+
+def current(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored options under today's names."""
+    found: dict[str, Any] = {}
+    merge(found, content)
+    return found
 
 
 def assign(into: dict[str, Any], key: str, value: Any) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(strict=True, gt=0, le=10**9)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -27,6 +28,23 @@ class Section(BaseModel):
     role: ClassVar[Role] = "training"
     # the field that a plain value stands for: `model = "mlp"` means `model.name = "mlp"`
     plain: ClassVar[str | None] = None
+    # former names of options and of their values, as older files and commands have them
+    renamed: ClassVar[Mapping[str, str]] = {}
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _former_names(cls, content: Any) -> Any:
+        return cls.current(content) if isinstance(content, Mapping) else content
+
+    @classmethod
+    def current(cls, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of the section under today's names."""
+        found = {cls.renamed.get(key, key): value for key, value in content.items()}
+        for key, values in cls.renamed_values.items():
+            if isinstance(found.get(key), str):
+                found[key] = values.get(found[key], found[key])
+        return found
 
 
 def option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -109,6 +110,8 @@ class Eval(Section):
     """How trained clients are evaluated."""
 
     role: ClassVar[Role] = "evaluation"
+    renamed: ClassVar[Mapping[str, str]] = {"told": "task_classes"}
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {"task_classes": {"block": "all"}}
 
     model: Literal["personal", "global"] | None = option(
         None,
@@ -117,10 +120,10 @@ class Eval(Section):
         "head). `local`, `local-er` and `joint` have no global model.",
         unset="by method",
     )
-    told: Literal["own", "block"] = option(
+    task_classes: Literal["own", "all"] = option(
         "own",
         "candidate classes when the task id is given (the task-aware score, `fedmes predict "
-        "--task`). `own`: the task's classes of which the client has samples; `block`: all classes "
+        "--task`). `own`: the task's classes of which the client has samples; `all`: all classes "
         "of the task.",
     )
 

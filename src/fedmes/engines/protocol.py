@@ -29,7 +29,7 @@ class EvalProtocol:
 
     def candidates(self, plan: Plan) -> Bools:
         """[T, C] the classes to choose from in each task when the task id is given."""
-        return plan.classes_given_task(self.config.eval.told)
+        return plan.classes_given_task(self.config.eval.task_classes)
 
     def memory(self, plan: Plan, task: int) -> Ints:
         """The samples that vote after a task, in the plan's numbering."""
@@ -39,4 +39,4 @@ class EvalProtocol:
 
     def prediction(self) -> str:
         """Equal for protocols that differ in nothing but the candidates."""
-        return repr(self.method.config.options() | {"eval.told": None})
+        return repr(self.method.config.options() | {"eval.task_classes": None})

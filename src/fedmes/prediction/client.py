@@ -119,7 +119,9 @@ class Client:
         )
         self._dtype = dtype
         self._ctx = _standing(about, dtype)
-        self._told = self._ctx.blocks if self.config.eval.told == "block" else self._ctx.classes
+        self._told = (
+            self._ctx.blocks if self.config.eval.task_classes == "all" else self._ctx.classes
+        )
         self._learned = _learned(about)
         with torch.no_grad():
             self._predictor = (

@@ -208,8 +208,8 @@ def title_of(config: Config) -> str:
     name = (
         config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
     )
-    told = " · told: whole block" if config.eval.told == "block" else ""
-    return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}{told}"
+    rule = " · task id given: all classes" if config.eval.task_classes == "all" else ""
+    return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}{rule}"
 
 
 def _equal(one: Any, two: Any) -> bool:
@@ -234,7 +234,7 @@ def _same_question(result: Result) -> str:
         config.data.model_dump(),
         made_up,
     ]
-    return json.dumps([samples, config.eval.told])
+    return json.dumps([samples, config.eval.task_classes])
 
 
 def _labelled(runs: list[Run]) -> tuple[Run, ...]:

@@ -78,7 +78,8 @@ def as_csv(groups: Sequence[Group]) -> str:
             numbers = [value for score, key in columns for value in row.value(score, key)]
             writer.writerow(
                 [
-                    run.config.benchmark, result.split_sha256, " ".join(map(str, group.seeds)), run.config.eval.told,
+                    run.config.benchmark, result.split_sha256, " ".join(map(str, group.seeds)),
+                    run.config.eval.task_classes,
                     *map(cell, (run.label, run.config.method, row.predicts, run.directory)),
                     *("" if number is None else repr(number) for number in numbers),
                     result.communication["up_bytes"], result.communication["down_bytes"],

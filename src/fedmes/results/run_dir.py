@@ -209,7 +209,7 @@ def stored_config(directory: Path) -> dict[str, Any] | None:
     from fedmes.results import checkpoint  # and torch, which reports do without
 
     kept = (checkpoint.about(directory) or {}).get("config")
-    return kept if isinstance(kept, dict) else None
+    return configuration.current(kept) if isinstance(kept, dict) else None
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
@@ -219,7 +219,9 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
         content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return content if content.pop("versions", None) else None
+    if not content.pop("versions", None):
+        return None
+    return configuration.current(content)
 
 
 def finished(directory: Path, config: Config) -> bool:

@@ -141,8 +141,8 @@ class Plan:
         return len(self.samples)
 
     def classes_given_task(self, rule: str) -> Bools:
-        """What is chosen among by who is told a task, with `eval.told` as the rule."""
-        return self.blocks if rule == "block" else self.own
+        """The candidate classes when the task id is given; `rule`: eval.task_classes."""
+        return self.blocks if rule == "all" else self.own
 
     def held_back_until(self, p: int) -> Ints:
         """What was kept back of the tasks trained so far."""

@@ -98,7 +98,7 @@ QUESTIONS = (
     ),
     *_question(
         "Among which classes does a client choose that is told the task?", "fedmes",
-        told__own={}, told__block={"eval.told": "block"},
+        told__own={}, told__block={"eval.task_classes": "all"},
     ),
     *_question(
         "How strong is the pull towards the received model (in rule 1 only)?", "fedmes",
@@ -176,7 +176,7 @@ STUDIES: dict[str, Study] = {
     "table1": TABLE1,
     "table1-block": replace(
         TABLE1, title="Table 1 where a client that is told its task chooses among all of the task's classes",
-        options={"eval.told": "block"},
+        options={"eval.task_classes": "all"},
         # of digits a client has all of a task's classes
         quick=DIGITS | {"benchmarks": ("synthetic",)},
     ),
@@ -244,7 +244,7 @@ STUDIES: dict[str, Study] = {
         tuple(Line(f"{m}-{rate:g}", m, {"optim.lr": rate}) for m in RATE_METHODS for rate in RATES),
         # Too short for a compiler to pay off. When the rates were fixed, all of a task's classes
         # were chosen among.
-        options={"tasks": 2, "engine.compile": False, "eval.told": "block"},
+        options={"tasks": 2, "engine.compile": False, "eval.task_classes": "all"},
         quick=DIGITS | {"seeds": (5,)},
     ),
 }  # fmt: skip

@@ -213,6 +213,10 @@ def seeds_name(seeds: Sequence[int]) -> str:
     return f"seeds-{'+'.join(map(str, seeds))}"
 
 
+# A renamed option must not rename directories: finished runs are found by their names.
+FORMER_NAMES = {"task_classes-all": "told-block"}
+
+
 def run_name(config: Config) -> str:
     """The method, and every option that is not the benchmark's default: equal runs have equal
     names."""
@@ -224,7 +228,7 @@ def run_name(config: Config) -> str:
         and key not in ("method", "clients", "seeds")
         and not about_computing(key)
     ]
-    return "-".join([config.method, *apart])
+    return "-".join([config.method, *(FORMER_NAMES.get(part, part) for part in apart)])
 
 
 def _value(value: Any) -> str:
