@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedmes.common.files import sync
 from fedmes.common.keyed_random import Ints
 from fedmes.common.npz import read_arrays
-from fedmes.common.progress import bar
+from fedmes.common.progress import Report, bar
 from fedmes.data import pictures
 from fedmes.data.dataset import Dataset, Normalisation, statistics
 from fedmes.errors import UserError
@@ -49,7 +50,9 @@ class Raw:
 
 def fewer(name: str, found: int, official: int) -> tuple[str, ...]:
     """A note where images are missing: worth knowing, but no reason to refuse the others."""
-    return () if found >= official else (f"{name}: {found:,} of {official:,} images",)
+    if found >= official:
+        return ()
+    return (f"{name}: {found:,} of {official:,} images",)
 
 
 def cached(
@@ -60,12 +63,10 @@ def cached(
     options: dict[str, Any],
     read: Callable[[], Raw],
 ) -> Dataset:
-    """The data set in these files and folders at an image size: from its cache, or decoded into
-    one."""
-    key = hashlib.sha256(
-        json.dumps([VERSION, name, size, options, _fingerprint(root, places)]).encode()
-    )
-    folder = root / ".fedmes-cache" / f"{name}-{key.hexdigest()[:16]}"
+    """The data set in these files and folders at an image size, decoded only the first time."""
+    contents = json.dumps([VERSION, name, size, options, _fingerprint(root, places)])
+    key = hashlib.sha256(contents.encode()).hexdigest()[:16]
+    folder = root / ".fedmes-cache" / f"{name}-{key}"
     if folder.is_dir():
         try:
             return _open(folder)
@@ -77,7 +78,7 @@ def cached(
         try:
             folder.parent.mkdir(exist_ok=True)
             part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
-        except OSError:  # a place where nothing can be written: every start decodes anew
+        except OSError:  # a read-only place: every start decodes again
             x = np.concatenate(list(_decoded(raw, size, report)))
             found = statistics(x[: raw.train_count])
             return Dataset(
@@ -87,10 +88,9 @@ def cached(
             _write(part, raw, size, report)
             os.replace(part, folder)
         except OSError as error:
-            if not folder.is_dir():  # nobody else was faster
-                raise UserError(
-                    _unwritable(folder.parent, (len(raw.y), size, size, raw.channels), error)
-                ) from None
+            if not folder.is_dir():  # else another process was faster
+                size_in_bytes = len(raw.y) * size * size * raw.channels
+                raise UserError(_unwritable(folder.parent, size_in_bytes, error)) from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return _open(folder)
@@ -102,9 +102,8 @@ def _fingerprint(root: Path, places: Sequence[Path]) -> str:
         digest.update(f"{place.relative_to(root).as_posix()}\n".encode())
         files = _files(str(place)) if place.is_dir() else [("", place.stat())]
         for name, stat in files:
-            digest.update(
-                f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n".encode(errors="surrogateescape")
-            )
+            line = f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n"
+            digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -118,25 +117,24 @@ def _files(folder: str, inside: str = "") -> Iterator[tuple[str, os.stat_result]
                 yield inside + entry.name, entry.stat()
 
 
-def _write(part: Path, raw: Raw, size: int, report: Callable[[int, int], None]) -> None:
-    # Written, not mapped: where a disk is full, a write is an error, but a mapping kills the
-    # process.
+def _write(part: Path, raw: Raw, size: int, report: Report) -> None:
+    # Written, not mapped: on a full disk a write is an error, but a mapping kills the process.
     with (part / "x.npy").open("wb") as file:
         shape = (len(raw.y), size, size, raw.channels)
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "|u1", "fortran_order": False, "shape": shape}
-        )
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
         for block in _decoded(raw, size, report):
             file.write(np.ascontiguousarray(block).data)
-    session = {} if raw.session is None else {"session": raw.session}
+    labels = {"y": raw.y}
+    if raw.session is not None:
+        labels["session"] = raw.session
     with (part / "labels.npz").open("wb") as file:
-        np.savez(file, y=raw.y, **session)  # type: ignore[arg-type]
+        np.savez(file, **labels)  # type: ignore[arg-type]
     found = statistics(np.load(part / "x.npy", mmap_mode="r")[: raw.train_count])
     about = {"class_names": raw.class_names, "train_count": raw.train_count, "notes": raw.notes}
     (part / "about.json").write_text(json.dumps(about | {"statistics": asdict(found)}))
     for path in part.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
 
 
 def _open(folder: Path) -> Dataset:
@@ -155,36 +153,34 @@ def _open(folder: Path) -> Dataset:
     )
 
 
-def _unwritable(folder: Path, shape: tuple[int, ...], error: OSError) -> str:
+def _unwritable(folder: Path, needed: int, error: OSError) -> str:
     if error.errno == errno.ENOSPC:
-        return f"{folder}: no space is left for the decoded images, {np.prod(shape) / 1e6:,.0f} MB"
+        return f"{folder}: no space is left for the decoded images, {needed / 1e6:,.0f} MB"
     return f"{folder}: the decoded images cannot be kept there ({error.strerror})"
 
 
-def _decoded(
-    raw: Raw, size: int, report: Callable[[int, int], None]
-) -> Iterator[NDArray[np.uint8]]:
+def _decoded(raw: Raw, size: int, report: Report) -> Iterator[NDArray[np.uint8]]:
     """Pixels in blocks, resized where images have another size."""
-    images, total = raw.images, len(raw.y)
-    as_they_are = isinstance(images, np.ndarray) and images.shape[1:3] == (size, size)
+    total = len(raw.y)
     for start in range(0, total, BLOCK):
-        block = images[start : start + BLOCK]
-        yield (
-            block
-            if as_they_are
-            else np.stack([_pixels(image, size, raw.channels) for image in block])
-        )  # type: ignore[misc]
+        block = raw.images[start : start + BLOCK]
+        if isinstance(block, np.ndarray) and block.shape[1:3] == (size, size):
+            yield block
+        else:
+            yield np.stack([_pixels(image, size, raw.channels) for image in block])
         report(min(start + BLOCK, total), total)
 
 
 def _pixels(image: NDArray[np.uint8] | Path, size: int, channels: int) -> NDArray[np.uint8]:
-    picture = pictures.fitted(_picture(image).convert("L" if channels == 1 else "RGB"), size, size)
+    mode = "L" if channels == 1 else "RGB"
+    picture = pictures.fitted(_picture(image).convert(mode), size, size)
     return np.asarray(picture).reshape(size, size, channels)
 
 
 def _picture(image: NDArray[np.uint8] | Path) -> Image.Image:
     if isinstance(image, np.ndarray):
-        return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+        grey = image.shape[-1] == 1
+        return Image.fromarray(image[..., 0] if grey else image)
     try:
         return pictures.read(image, formats=FORMATS)
     except UserError as error:

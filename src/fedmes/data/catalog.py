@@ -1,4 +1,4 @@
-"""The data sets by name: where they lie, how they are read, how to get them."""
+"""The data sets by name: where they are, how they are read, how to get them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from fedmes.errors import UserError, unknown
 
 @dataclass(frozen=True)
 class Entry:
+    """A data set of the catalog: how its files are found, read and downloaded."""
+
     summary: str
-    size: int  # pixels a side that images have here unless another size is asked for
+    size: int  # default height and width of its images, in pixels
     find: Callable[[Path], list[Path]]  # files and folders under a root; none: it is not there
     read: Callable[..., Raw]
     looked_for: str
@@ -33,41 +35,66 @@ _EMNIST = Archive(
 
 CATALOG = {
     "cifar100": Entry(
-        "60,000 colour images of 100 classes, 32x32", 32, cifar100.find, cifar100.read,
+        "60,000 colour images of 100 classes, 32x32",
+        32,
+        cifar100.find,
+        cifar100.read,
         "cifar-100-python/train, test and meta",
         Archive(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85",
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
             "cifar-100-python",
         ),
     ),
     "emnist": Entry(
-        "handwritten characters of 62 classes, 28x28 (ByClass)", 28, emnist.find, emnist.read,
-        "gzip/emnist-byclass-train-images-idx3-ubyte.gz and its three companions", _EMNIST,
+        "handwritten characters of 62 classes, 28x28 (ByClass)",
+        28,
+        emnist.find,
+        emnist.read,
+        "gzip/emnist-byclass-train-images-idx3-ubyte.gz and its three companions",
+        _EMNIST,
     ),
     "emnist-letters": Entry(
-        "handwritten letters of 26 classes, 28x28", 28, partial(emnist.find, kind="letters"), emnist.read_letters,
-        "gzip/emnist-letters-train-images-idx3-ubyte.gz and its three companions", _EMNIST,
+        "handwritten letters of 26 classes, 28x28",
+        28,
+        partial(emnist.find, kind="letters"),
+        emnist.read_letters,
+        "gzip/emnist-letters-train-images-idx3-ubyte.gz and its three companions",
+        _EMNIST,
     ),
     "core50": Entry(
-        "frames of 50 objects in 11 sessions, 128x128 made 32x32", 32, core50.find, core50.read,
+        "frames of 50 objects in 11 sessions, 128x128 made 32x32",
+        32,
+        core50.find,
+        core50.read,
         "core50_128x128/s1/o1/*.png and so on",
         Archive(
-            "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip", "745efdf9a72c16d99a33d1dfd5eb2ff0",
+            "http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
+            "745efdf9a72c16d99a33d1dfd5eb2ff0",
             "core50_128x128",
         ),
     ),
     "miniimagenet": Entry(
-        "60,000 colour images of 100 classes, 84x84", 84, imagenets.find_mini, imagenets.read_mini,
-        "mini-imagenet/ with class folders, mini-imagenet-cache-*.pkl, or train.csv, val.csv, test.csv and images/",
+        "60,000 colour images of 100 classes, 84x84",
+        84,
+        imagenets.find_mini,
+        imagenets.read_mini,
+        "mini-imagenet/ with class folders, mini-imagenet-cache-*.pkl, "
+        "or train.csv, val.csv, test.csv and images/",
     ),
     "tinyimagenet": Entry(
-        "110,000 colour images of 200 classes, 64x64", 64, imagenets.find_tiny, imagenets.read_tiny,
+        "110,000 colour images of 200 classes, 64x64",
+        64,
+        imagenets.find_tiny,
+        imagenets.read_tiny,
         "tiny-imagenet-200/train and val",
         Archive(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", "tiny-imagenet-200"
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+            "tiny-imagenet-200",
         ),
     ),
-}  # fmt: skip
+}
 
 
 def data_root() -> Path:
@@ -89,7 +116,10 @@ def find(name: str, root: Path) -> list[Path]:
 def how_to_get(name: str, root: Path) -> str:
     archive = CATALOG[name].archive
     if archive is None:
-        return "there is no official download: make it from ImageNet with the published lists, or copy one you have"
+        return (
+            "there is no official download: "
+            "make it from ImageNet with the published lists, or copy one you have"
+        )
     if (root / archive.file).exists():
         return f"`fedmes data fetch {name}` unpacks {archive.file}, which is there"
     return f"`fedmes data fetch {name}` gets it from {archive.url}"
@@ -104,14 +134,9 @@ def load(
     entry = CATALOG[name]
     if not places:
         raise UserError(
-            f"data set {name} is not in {root} (the environment variable FEDMES_DATA names the folder): "
+            f"data set {name} is not in {root} "
+            "(the environment variable FEDMES_DATA names the folder): "
             f"{entry.looked_for} is looked for; {how_to_get(name, root)}"
         )
-    return cached(
-        root,
-        name,
-        places,
-        image_size or entry.size,
-        dict(options),
-        lambda: entry.read(places, **options),
-    )
+    read = partial(entry.read, places, **options)
+    return cached(root, name, places, image_size or entry.size, dict(options), read)

@@ -1,5 +1,4 @@
-"""CIFAR-100 from `cifar-100-python/`: three pickles, read without running anything that is in
-them."""
+"""CIFAR-100 from the three pickles of `cifar-100-python/`, read without running them."""
 
 from __future__ import annotations
 
@@ -23,15 +22,12 @@ def find(root: Path) -> list[Path]:
 
 def read(files: list[Path]) -> Raw:
     train, test, meta = (read_pickle(path) for path in files)
-    images, labels = [], []
+    images = []
+    labels = []
     for content, path in ((train, files[0]), (test, files[1])):
-        x, y = content.get("data"), numbers(content.get("fine_labels"))
-        if (
-            not isinstance(x, np.ndarray)
-            or x.dtype != np.uint8
-            or x.ndim != 2
-            or x.shape[1] != 3072
-        ):
+        x = content.get("data")
+        y = numbers(content.get("fine_labels"))
+        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.shape[1:] != (3072,):
             raise UserError(f"{path}: holds no images of CIFAR-100")
         if y is None or len(y) != len(x) or not len(y):
             raise UserError(f"{path}: images and labels do not fit")
@@ -41,11 +37,5 @@ def read(files: list[Path]) -> Raw:
     y = np.concatenate(labels)
     if names is None or len(names) != 100 or y.max() >= 100:
         raise UserError(f"{files[2]}: not the 100 classes of CIFAR-100")
-    return Raw(
-        np.concatenate(images),
-        y,
-        tuple(names),
-        len(labels[0]),
-        3,
-        notes=fewer("cifar100", len(y), 60_000),
-    )
+    notes = fewer("cifar100", len(y), 60_000)
+    return Raw(np.concatenate(images), y, tuple(names), len(labels[0]), 3, notes=notes)

@@ -10,20 +10,23 @@ from fedmes.common import keyed_random
 from fedmes.data.cache import Raw, fewer
 from fedmes.errors import UserError
 
-SESSIONS, OBJECTS = 11, 50
+SESSIONS = 11
+OBJECTS = 50
 
 
 def find(root: Path) -> list[Path]:
     for folder in (root / "core50_128x128", root / "core50", root):
-        sessions = [path for s in range(SESSIONS) if (path := folder / f"s{s + 1}").is_dir()]
-        if sessions:
-            return sessions
+        sessions = [folder / f"s{s + 1}" for s in range(SESSIONS)]
+        if found := [path for path in sessions if path.is_dir()]:
+            return found
     return []
 
 
 def read(folders: list[Path], labels: str = "sessions") -> Raw:
-    """A fifth of each object's frames in a session, drawn once and for all, is for testing. Frames
-    next to each other look alike and fall on both sides, so accuracies flatter."""
+    """A fifth of each object's frames in a session, the same in every run, is for testing.
+
+    Frames next to each other look alike and fall on both sides, so accuracies flatter.
+    """
     cells: dict[tuple[int, int], list[Path]] = {}
     for folder in folders:
         for path in sorted(folder.glob("o*/*.png")):
@@ -31,25 +34,27 @@ def read(folders: list[Path], labels: str = "sessions") -> Raw:
                 cells.setdefault((int(folder.name[1:]) - 1, int(number) - 1), []).append(path)
     there = {session for session, _ in cells}
     if missing := [f"s{s + 1}" for s in range(SESSIONS) if s not in there]:
-        where = folders[0].parent
         raise UserError(
-            f"{where}: {', '.join(missing)} of 11 session folders are missing or empty; unpack it again"
+            f"{folders[0].parent}: {', '.join(missing)} of 11 session folders "
+            "are missing or empty; unpack it again"
         )
-    train, test = [], []
+    train = []
+    test = []
     for (session, thing), frames in sorted(cells.items()):
         order = keyed_random.permutation(len(frames), "core50", session, thing)
-        held = max(1, len(frames) // 5) if len(frames) > 1 else 0
+        held = 0
+        if len(frames) > 1:
+            held = max(1, len(frames) // 5)
         train += [(frames[i], session, thing) for i in np.sort(order[held:])]
         test += [(frames[i], session, thing) for i in np.sort(order[:held])]
     everything = train + test
-    of_session = np.array([s for _, s, _ in everything])
-    of_object = np.array([o for _, _, o in everything])
-    pictures = [path for path, _, _ in everything]
+    pictures, sessions, objects = zip(*everything, strict=True)
+    of_session = np.array(sessions)
+    of_object = np.array(objects)
     notes = fewer("core50", len(pictures), 164_866)
     names = [f"o{o + 1}" for o in range(OBJECTS)]
     if labels == "sessions":
         names = [f"s{s + 1}/{name}" for s in range(SESSIONS) for name in names]
-        return Raw(
-            pictures, OBJECTS * of_session + of_object, tuple(names), len(train), 3, notes=notes
-        )
+        y = OBJECTS * of_session + of_object
+        return Raw(pictures, y, tuple(names), len(train), 3, notes=notes)
     return Raw(pictures, of_object, tuple(names), len(train), 3, session=of_session, notes=notes)

@@ -1,5 +1,4 @@
-"""The user's own data: one .npz file, or folders of images laid out as
-CLIENT/TASK/train|test/CLASS/*."""
+"""Custom data: one .npz file, or folders of images as CLIENT/TASK/train|test/CLASS/*."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ UNSAID = -1
 
 @dataclass(frozen=True)
 class Table:
-    """Each sample with whose it is, in which of that client's tasks, and whether it is a test
-    sample."""
+    """Each sample with its client, its task, and whether it is a test sample."""
 
     dataset: Dataset
     client: Ints  # index into client_names
@@ -40,7 +38,7 @@ class Table:
 
 
 def read(path: Path, image_size: int | None) -> Table:
-    """The data at `path`; images of folders are resized where a size is given."""
+    """The data at `path`; images in folders are resized where a size is given."""
     if path.is_dir():
         return read_folders(path, image_size)
     if path.is_file():
@@ -57,7 +55,7 @@ def read_npz(path: Path) -> Table:
     for name, values in arrays.items():
         if name != "x" and values.ndim != 1:
             raise UserError(
-                f"{path}: {name} has shape {values.shape}; one value a sample is needed"
+                f"{path}: {name} has shape {values.shape}; one value per sample is needed"
             )
         if len(values) != len(x):
             raise UserError(f"{path}: x has {len(x)} samples, {name} has {len(values)}")
@@ -66,10 +64,10 @@ def read_npz(path: Path) -> Table:
     task, task_names = _numbered(arrays["task"], "task", path)
     test = np.full(len(x), UNSAID)
     if "split" in arrays:
-        said = arrays["split"]
-        if said.dtype.kind not in "biu" or not np.isin(said, (0, 1)).all():
+        split = arrays["split"]
+        if split.dtype.kind not in "biu" or not np.isin(split, (0, 1)).all():
             raise UserError(f"{path}: split must be 0 (training) or 1 (test) for each sample")
-        test = said.astype(np.int64)
+        test = split.astype(np.int64)
     return Table(Dataset(x, y, class_names), client, task, test, client_names, task_names)
 
 
@@ -99,14 +97,10 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
         raise UserError(
             f"{path}: x has shape {x.shape}; needed is (N, H, W, C), (N, H, W) or (N, D), not empty"
         )
-    if (
-        x.ndim == 4
-        and min(x.shape[2:]) > 4
-        and (x.shape[1] == 3 or (x.shape[1] == 1 and x.shape[2] == x.shape[3]))
-    ):
+    if x.ndim == 4 and _channels_first(x.shape):
         raise UserError(
-            f"{path}: x has shape {x.shape}, which looks like (N, C, H, W); channels last is needed, (N, H, W, C): "
-            "x.transpose(0, 2, 3, 1)"
+            f"{path}: x has shape {x.shape}, which looks like (N, C, H, W); "
+            "channels last is needed, (N, H, W, C): x.transpose(0, 2, 3, 1)"
         )
     if x.dtype == np.uint8:
         return x
@@ -122,6 +116,13 @@ def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
     return x
 
 
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    """Three colours, or a square of greys, before height and width."""
+    _, channels, height, width = shape
+    square = channels == 1 and height == width
+    return min(height, width) > 4 and (channels == 3 or square)
+
+
 def _refuse(bad: NDArray[np.bool_], what: str, path: Path) -> None:
     if len(rows := np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))):
         raise UserError(
@@ -130,7 +131,7 @@ def _refuse(bad: NDArray[np.bool_], what: str, path: Path) -> None:
 
 
 def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[str, ...]]:
-    """Whole numbers or strings as 0..n-1 in their natural order, with their names."""
+    """Integers or strings as 0..n-1 in their natural order, with their names."""
     if values.dtype.kind not in "iuU":
         raise UserError(
             f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings"
@@ -151,20 +152,22 @@ NAMED = 5  # places with files that are not read, in a warning
 
 
 def read_folders(root: Path, size: int | None, clients: list[Path] | None = None) -> Table:
-    """Folders of pictures; a task without test pictures does not say what is for testing."""
+    """Folders of pictures; in a task without test pictures, a share is held out later."""
     notes: list[str] = []
     rows = []  # (client, task, class, for testing or not, picture)
     for client in clients or _folders(root, "CLIENT", root, notes):
         for task in _folders(client, "TASK", root, notes):
             found = _task_pictures(task, root, notes)
-            said = any(part == "test" for part, _, _ in found)
-            rows += [
-                (client.name, task.name, label, int(part == "test") if said else UNSAID, picture)
-                for part, label, picture in found
-            ]
+            is_test = {"train": 0, "test": 1}
+            if not any(part == "test" for part, _, _ in found):
+                is_test["train"] = UNSAID
+            for part, label, picture in found:
+                rows.append((client.name, task.name, label, is_test[part], picture))
     if notes:
-        more = f"; and {len(notes) - NAMED:,} more such places" if len(notes) > NAMED else ""
-        warnings.warn(f"{root}: {'; '.join(notes[:NAMED])}{more}", RuntimeWarning, stacklevel=2)
+        named = notes[:NAMED]
+        if len(notes) > NAMED:
+            named.append(f"and {len(notes) - NAMED:,} more such places")
+        warnings.warn(f"{root}: {'; '.join(named)}", RuntimeWarning, stacklevel=2)
     names_of_clients, names_of_tasks, labels, test, pictures_of = zip(*rows, strict=True)
     y, class_names = _numbered(np.array(labels), "class", root)
     client_of, client_names = _numbered(np.array(names_of_clients), "client", root)
@@ -178,18 +181,19 @@ def _folders(path: Path, kind: str, root: Path, notes: list[str]) -> list[Path]:
     shown = [p for p in found if not p.name.startswith(".")]
     if not shown:
         raise UserError(f"{path}: no {kind} folder inside; expected {LAYOUT}")
-    notes += [
-        f"{p.relative_to(root).as_posix()}: skipped (hidden folder)"
-        for p in found
-        if p not in shown
-    ]
+    for p in found:
+        if p not in shown:
+            notes.append(f"{p.relative_to(root).as_posix()}: skipped (hidden folder)")
     return shown
 
 
 def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, str, Path]]:
-    """A task's pictures, each with `train` or `test` and its class; a class whose files all are
-    something else is an error, and so is a task without pictures."""
-    found, others = [], Counter[str]()
+    """A task's pictures, each with `train` or `test` and its class.
+
+    A class without a picture among its files is an error, and so is a task without pictures.
+    """
+    found = []
+    others = Counter[str]()
     for part in _folders(task, "train", root, notes):
         if part.name not in ("train", "test"):
             raise UserError(f"{part}: expected {LAYOUT} under {root}")
@@ -197,7 +201,8 @@ def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, 
             images, unread = pictures.sorted_out(label.iterdir())
             if unread and not images:
                 raise UserError(
-                    f"{label}: no picture among its files, {pictures.counted(unread)}; read are {READ}"
+                    f"{label}: no picture among its files, {pictures.counted(unread)}; "
+                    f"read are {READ}"
                 )
             found += [(part.name, label.name, image) for image in images]
             others += unread
@@ -213,11 +218,15 @@ def _read_images(paths: Sequence[Path], size: int | None) -> NDArray[np.uint8]:
     images = []
     for path in paths:
         images.append(pictures.read(path, len(paths), size))
-        if images[-1].size != images[0].size:
-            sizes = [f"{i.width}x{i.height}" for i in (images[0], images[-1])]
+        first = images[0]
+        image = images[-1]
+        if image.size != first.size:
             raise UserError(
-                f"{path} is {sizes[1]} pixels, {paths[0].name} is {sizes[0]}; set data.image_size to resize them all"
+                f"{path} is {image.width}x{image.height} pixels, "
+                f"{paths[0].name} is {first.width}x{first.height}; "
+                "set data.image_size to resize them all"
             )
-    mode = "L" if all(image.mode == "L" for image in images) else "RGB"
+    grey = all(image.mode == "L" for image in images)
+    mode = "L" if grey else "RGB"
     x = np.stack([np.asarray(image.convert(mode), np.uint8) for image in images])
-    return x if x.ndim == 4 else x[..., None]
+    return x[..., None] if grey else x

@@ -1,5 +1,4 @@
-"""Images in memory: one array of samples with labels, and how pixels become numbers for a
-network."""
+"""Samples in memory: one array with labels, and how pixels are normalised."""
 
 from __future__ import annotations
 
@@ -23,6 +22,8 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Dataset:
+    """Samples of several classes, training and test samples in one array."""
+
     # [N, H, W, C] or [N, D]; uint8 (normalised on the way in), float32 or int64 (taken as they are)
     x: NDArray[Any]
     y: Ints  # class ids 0..C-1
@@ -39,19 +40,20 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """What a network sees of one sample: (C, H, W) or (D,)."""
         sizes = self.x.shape[1:]
-        return (sizes[2], sizes[0], sizes[1]) if len(sizes) == 3 else sizes
+        if len(sizes) < 3:
+            return sizes
+        height, width, channels = sizes
+        return (channels, height, width)
 
 
 def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
     """Mean and standard deviation of each channel, of values between 0 and 1."""
-    # Sums of whole numbers below 2^53 are exact in float64, so the statistics do not depend on the
-    # order of summation.
-    number, values = (
-        len(x) if rows is None else len(rows),
-        int(np.prod(x.shape[1:], dtype=np.int64)),
-    )
+    # Sums of integers below 2^53 are exact in float64, in whichever order they are added.
+    number = len(x) if rows is None else len(rows)
+    values = int(np.prod(x.shape[1:], dtype=np.int64))
     channels = x.shape[-1]
-    total, squares = np.zeros(channels, np.int64), np.zeros(channels, np.int64)
+    total = np.zeros(channels, np.int64)
+    squares = np.zeros(channels, np.int64)
     step = max(1, 2**20 // values)
     for start in range(0, number, step):
         chosen = slice(start, start + step) if rows is None else rows[start : start + step]
@@ -67,7 +69,9 @@ def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
 
 def joined(parts: Iterable[Normalisation]) -> Normalisation:
     """Of several sources, one after the other."""
-    parts = list(parts)
-    return Normalisation(
-        tuple(m for part in parts for m in part.mean), tuple(s for part in parts for s in part.std)
-    )
+    mean: tuple[tuple[float, ...], ...] = ()
+    std: tuple[tuple[float, ...], ...] = ()
+    for part in parts:
+        mean += part.mean
+        std += part.std
+    return Normalisation(mean, std)

@@ -18,7 +18,8 @@ from fedmes.errors import UserError
 
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 PARTS = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
-CLASSES, MOST = 60, 2000
+CLASSES = 60
+MOST = 2000  # images per class
 ALL = 814_255  # images of ByClass, the largest part
 
 
@@ -38,39 +39,40 @@ def read(files: list[Path]) -> Raw:
         raise UserError(f"{files[1]}: labels are not those of EMNIST ByClass")
     counts = np.bincount(y, minlength=len(SYMBOLS))
     kept = np.sort(np.lexsort((np.arange(len(SYMBOLS)), -counts))[:CLASSES])
-    train, test, notes = [], [], []
+    train = []
+    test = []
+    notes = []
     for label in kept.tolist():
         rows = np.flatnonzero(y == label)[:MOST]
         if len(rows) < 2:
             raise UserError(
-                f"{files[1]}: there are {len(rows)} images of class {SYMBOLS[label]}; two are needed"
+                f"{files[1]}: there are {len(rows)} images of class {SYMBOLS[label]}; "
+                "two are needed"
             )
         cut = min(max(1, round(0.8 * len(rows))), len(rows) - 1)
         train.append(rows[:cut])
         test.append(rows[cut:])
     if few := int((counts[kept] < MOST).sum()):
         least = SYMBOLS[kept[counts[kept].argmin()]]
-        notes.append(
-            f"emnist: {few} of 60 classes have fewer than 2,000 images ({least}: {counts[kept].min()})"
-        )
+        fewest = f"{least}: {counts[kept].min()}"
+        notes.append(f"emnist: {few} of 60 classes have fewer than 2,000 images ({fewest})")
     order = np.concatenate([*train, *test])
     new = np.full(len(SYMBOLS), -1)
     new[kept] = np.arange(CLASSES)
     names = tuple(SYMBOLS[label] for label in kept)
-    return Raw(
-        _images(files, order), new[y[order]], names, sum(map(len, train)), 1, notes=tuple(notes)
-    )
+    count = sum(map(len, train))
+    return Raw(_images(files, order), new[y[order]], names, count, 1, notes=tuple(notes))
 
 
 def read_letters(files: list[Path]) -> Raw:
-    y_train, y_test = _labels(files[1]), _labels(files[3])
+    y_train = _labels(files[1])
+    y_test = _labels(files[3])
     y = np.concatenate([y_train, y_test]) - 1
     if y.min(initial=0) < 0 or y.max(initial=0) > 25 or not len(y_train) or not len(y_test):
         raise UserError(f"{files[1]}: labels are not those of EMNIST Letters")
     notes = fewer("emnist-letters", len(y), 145_600)
-    return Raw(
-        _images(files, np.arange(len(y))), y, tuple(SYMBOLS[10:36]), len(y_train), 1, notes=notes
-    )
+    x = _images(files, np.arange(len(y)))
+    return Raw(x, y, tuple(SYMBOLS[10:36]), len(y_train), 1, notes=notes)
 
 
 def _labels(path: Path) -> Ints:
@@ -78,8 +80,7 @@ def _labels(path: Path) -> Ints:
 
 
 def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
-    """Rows of the training and test images one after the other. Of the many, only these are
-    copied."""
+    """These rows of all images, training images first; no others are copied."""
     chosen = np.empty((len(rows), 28, 28), np.uint8)
     start = 0
     for images, labels in (files[:2], files[2:]):
@@ -93,10 +94,10 @@ def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array of bytes, of which the file says the shape; as much is read, and no more than EMNIST
-    has."""
+    """An array of bytes in the shape that the file states, which is at most EMNIST's."""
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with opened(path, "rb") as file:
             magic, *shape = struct.unpack(f">{dimensions + 1}I", file.read(4 * (dimensions + 1)))
             count = math.prod(shape)
             if magic != 0x800 + dimensions or shape[0] > ALL or shape[1:] not in ([], [28, 28]):

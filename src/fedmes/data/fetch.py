@@ -1,5 +1,4 @@
-"""Official archives: a download that broke off goes on where it was, is checked, and unpacked whole
-or not at all."""
+"""Official archives: downloads are resumed, verified, and unpacked whole or not at all."""
 
 from __future__ import annotations
 
@@ -28,6 +27,8 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Archive:
+    """A published file with a data set."""
+
     url: str
     md5: str
     folder: str  # what it unpacks to
@@ -61,39 +62,30 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def fetch(archive: Archive, root: Path) -> Path:
-    """The archive's folder under the root. An archive that lies there is unpacked and stays; one
-    that is downloaded goes when it is unpacked."""
-    import pooch
+    """The archive's folder under the root.
+
+    An archive that is there already is unpacked and stays; a downloaded one is removed afterwards.
+    """
     import requests
 
-    folder, file = root / archive.folder, root / archive.file
+    folder = root / archive.folder
+    file = root / archive.file
     if folder.exists():
         raise UserError(f"{folder} is there but not complete; move it away, then fetch again")
     try:
-        if file.exists() and pooch.file_hash(file, "md5") != archive.md5:
-            os.replace(file, aside := file.with_name(f"{file.name}.wrong"))
-            raise UserError(
-                f"{file}: not the official archive, or not all of it (its MD5 is not {archive.md5}); "
-                f"it was renamed to {aside.name}; run this again to download"
-            )
-        if not (found := file.exists()):
-            part = file.with_name(f"{file.name}.part")
-            with bar(f"fetching {file.name}", in_bytes=True) as report:
-                _download(archive.url, part, report)
-            if pooch.file_hash(part, "md5") != archive.md5:
-                part.unlink()
-                raise UserError(
-                    f"{archive.url}: what came has not the MD5 {archive.md5} and was removed; run this again"
-                )
-            os.replace(part, file)
+        found = file.exists()
+        if found:
+            _check_archive(file, archive)
+        else:
+            _download_archive(archive, file)
         with bar(f"unpacking {file.name}") as report:
             _unpack(file, folder, report)
         if not found:
             file.unlink()
     except requests.RequestException as error:
         raise UserError(
-            f"{archive.url}: {_reason(error)}; try again later (what has come is kept), or put {file.name} into {root} "
-            "and run this again"
+            f"{archive.url}: {_reason(error)}; try again later (what has come is kept), "
+            f"or put {file.name} into {root} and run this again"
         ) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -104,14 +96,42 @@ def fetch(archive: Archive, root: Path) -> Path:
     return folder
 
 
+def _check_archive(file: Path, archive: Archive) -> None:
+    import pooch
+
+    if pooch.file_hash(file, "md5") == archive.md5:
+        return
+    aside = file.with_name(f"{file.name}.wrong")
+    os.replace(file, aside)
+    raise UserError(
+        f"{file}: not the official archive, or not all of it (its MD5 is not {archive.md5}); "
+        f"it was renamed to {aside.name}; run this again to download"
+    )
+
+
+def _download_archive(archive: Archive, file: Path) -> None:
+    import pooch
+
+    part = file.with_name(f"{file.name}.part")
+    with bar(f"fetching {file.name}", in_bytes=True) as report:
+        _download(archive.url, part, report)
+    if pooch.file_hash(part, "md5") != archive.md5:
+        part.unlink()
+        raise UserError(
+            f"{archive.url}: what came has not the MD5 {archive.md5} and was removed; "
+            "run this again"
+        )
+    os.replace(part, file)
+
+
 def _download(url: str, part: Path, report: Report) -> None:
-    """Into a file that is kept from try to try, while a try brings something."""
+    """Into a file that is kept between attempts, as long as each brings something."""
     import requests
 
     while True:
         had = _size(part)
         try:
-            return _go_on(url, part, had, report)
+            return _resume(url, part, had, report)
         except (
             requests.ConnectionError,
             requests.Timeout,
@@ -125,13 +145,14 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _go_on(url: str, part: Path, had: int, report: Report) -> None:
+def _resume(url: str, part: Path, had: int, report: Report) -> None:
     import requests
 
-    wanted = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={had}-"} if had else {})
+    wanted = {"Accept-Encoding": "identity"}
+    if had:
+        wanted["Range"] = f"bytes={had}-"
     with requests.get(url, headers=wanted, stream=True, timeout=PATIENCE) as answer:
-        # there is no more; the checksum says whether this is it
-        if had and answer.status_code == 416:
+        if had and answer.status_code == 416:  # there is no more; its checksum is verified next
             return
         answer.raise_for_status()
         done = had if answer.status_code == 206 else 0
@@ -184,8 +205,7 @@ def _unpack(file: Path, folder: Path, report: Report) -> None:
 
 
 def _members(file: Path) -> Iterator[tuple[str, int | None, IO[bytes]]]:
-    """Name and content of every file; links and the like are none. A tar file does not say how many
-    there are."""
+    """Name, number of all files (None in a tar archive) and content of every regular file."""
     if file.suffix == ".zip":
         with zipfile.ZipFile(file) as archive:
             files = [info for info in archive.infolist() if not info.is_dir()]

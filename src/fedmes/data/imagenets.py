@@ -22,9 +22,8 @@ T = TypeVar("T")
 
 
 def find_mini(root: Path) -> list[Path]:
-    for folder in (
-        root / name for name in ("mini-imagenet", "miniimagenet", "mini_imagenet", "MiniImageNet")
-    ):
+    for name in ("mini-imagenet", "miniimagenet", "mini_imagenet", "MiniImageNet"):
+        folder = root / name
         pickles = [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]
         if all(path.is_file() for path in pickles):
             return pickles
@@ -49,20 +48,28 @@ def read_mini(places: list[Path]) -> Raw:
         *tables, folder = places
         pictures = {path.name: path for path in _pictures(folder)}
         for table in tables:
-            with table.open(newline="") as lines:
-                for row in csv.DictReader(lines):
-                    name, label = row.get("filename"), row.get("label")
-                    if name is None or label is None:
-                        raise UserError(f"{table}: needs the columns filename and label")
-                    if name not in pictures:
-                        raise UserError(f"{table}: names {name}, which is not in images/")
-                    by_class[label].append(pictures[name])
+            for name, label in _listed(table):
+                if name not in pictures:
+                    raise UserError(f"{table}: names {name}, which is not in images/")
+                by_class[label].append(pictures[name])
     else:
         for path in _pictures(places[0]):
             by_class[path.parent.name].append(path)
-    ordered = {name: sorted(paths, key=lambda path: path.name) for name, paths in by_class.items()}
-    paths, y, names, count = _shared_out(ordered, places[0])
-    return Raw(paths, y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
+    for paths in by_class.values():
+        paths.sort(key=lambda path: path.name)
+    files, y, names, count = _split_by_class(by_class, places[0])
+    return Raw(files, y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
+
+
+def _listed(table: Path) -> Iterator[tuple[str, str]]:
+    """File name and class of every picture in a CSV list."""
+    with table.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            name = row.get("filename")
+            label = row.get("label")
+            if name is None or label is None:
+                raise UserError(f"{table}: needs the columns filename and label")
+            yield name, label
 
 
 def _mini_from_pickles(files: list[Path]) -> Raw:
@@ -71,34 +78,27 @@ def _mini_from_pickles(files: list[Path]) -> Raw:
     start = 0
     for path in files:
         content = read_pickle(path)
-        x, classes = content.get("image_data"), content.get("class_dict")
-        if (
-            not isinstance(x, np.ndarray)
-            or x.dtype != np.uint8
-            or x.ndim != 4
-            or not isinstance(classes, dict)
-        ):
+        x = content.get("image_data")
+        classes = content.get("class_dict")
+        if not isinstance(x, np.ndarray) or not isinstance(classes, dict):
+            raise UserError(f"{path}: needs image_data and class_dict")
+        if x.dtype != np.uint8 or x.ndim != 4:
             raise UserError(f"{path}: needs image_data and class_dict")
         rows_of |= _rows(classes, start, len(x), path)
         images.append(x)
         start += len(x)
     if len({x.shape[1:] for x in images}) > 1 or images[0].shape[3] != 3:
         raise UserError(
-            f"{files[0]}: its pictures and those of the other files are not of one size and three colours"
+            f"{files[0]}: its pictures and those of the other files "
+            "are not of one size and three colours"
         )
-    rows, y, names, count = _shared_out(rows_of, files[0])
-    return Raw(
-        np.concatenate(images)[rows],
-        y,
-        names,
-        count,
-        3,
-        notes=fewer("miniimagenet", len(y), 60_000),
-    )
+    rows, y, names, count = _split_by_class(rows_of, files[0])
+    x = np.concatenate(images)[rows]
+    return Raw(x, y, names, count, 3, notes=fewer("miniimagenet", len(y), 60_000))
 
 
 def _rows(class_dict: dict[Any, Any], start: int, count: int, path: Path) -> dict[str, list[int]]:
-    """The rows of each class, of which `count` begin at `start`."""
+    """The rows of each class; the file has `count` rows, numbered from `start`."""
     if (names := texts(list(class_dict))) is None:
         raise UserError(f"{path}: class_dict has names that are no texts")
     rows_of = {}
@@ -110,28 +110,28 @@ def _rows(class_dict: dict[Any, Any], start: int, count: int, path: Path) -> dic
     return rows_of
 
 
-def _shared_out(
+def _split_by_class(
     by_class: Mapping[str, Sequence[T]], where: Path
 ) -> tuple[list[T], Ints, tuple[str, ...], int]:
-    """Of each class the first five sixths, for training, then the rest of each, with labels; the
-    classes; how many are for training."""
+    """The first five sixths of each class, for training, then the rest of each.
+
+    Returns the items, their labels, the names of the classes and the number of training items.
+    """
     names = sorted(by_class)
-    train: list[tuple[T, int]] = []
-    test: list[tuple[T, int]] = []
+    train: list[T] = []
+    test: list[T] = []
+    train_labels: list[int] = []
+    test_labels: list[int] = []
     for label, name in enumerate(names):
-        own = [(each, label) for each in by_class[name]]
-        if len(own) < 2:
-            raise UserError(f"{where}: class {name} has {len(own)} images; two are needed")
-        cut = min(len(own) - 1, max(1, len(own) * 5 // 6))
-        train += own[:cut]
-        test += own[cut:]
-    items = train + test
-    return (
-        [each for each, _ in items],
-        np.array([label for _, label in items]),
-        tuple(names),
-        len(train),
-    )
+        items = by_class[name]
+        if len(items) < 2:
+            raise UserError(f"{where}: class {name} has {len(items)} images; two are needed")
+        cut = min(len(items) - 1, max(1, len(items) * 5 // 6))
+        train += items[:cut]
+        test += items[cut:]
+        train_labels += [label] * cut
+        test_labels += [label] * (len(items) - cut)
+    return train + test, np.array(train_labels + test_labels), tuple(names), len(train)
 
 
 def find_tiny(root: Path) -> list[Path]:
@@ -149,19 +149,16 @@ def read_tiny(places: list[Path]) -> Raw:
     test = []
     for line in annotations.read_text().splitlines():
         picture, *rest = line.split("\t")
-        if (label := rest[0] if rest else "") not in number:
+        label = "".join(rest[:1])
+        if label not in number:
             raise UserError(f"{annotations}: class {label} has no training images")
         if Path(picture).name != picture:
             raise UserError(f"{annotations}: names {picture!r}, which is not in {validation.name}/")
         test.append((validation / picture, number[label]))
     if not test:
         raise UserError(f"{annotations}: names no pictures; fetch or copy it again")
-    y = np.array([number[path.parents[1].name] for path in train] + [i for _, i in test])
-    return Raw(
-        train + [path for path, _ in test],
-        y,
-        tuple(names),
-        len(train),
-        3,
-        notes=fewer("tinyimagenet", len(y), 110_000),
-    )
+    test_files, test_labels = zip(*test, strict=True)
+    train_labels = [number[path.parents[1].name] for path in train]
+    y = np.array([*train_labels, *test_labels])
+    notes = fewer("tinyimagenet", len(y), 110_000)
+    return Raw([*train, *test_files], y, tuple(names), len(train), 3, notes=notes)

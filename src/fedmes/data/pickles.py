@@ -24,19 +24,14 @@ class _PlainData(pickle._Unpickler):
     """Pickle's reader in Python: in C's, a few bytes can ask for gigabytes of notes. It knows no
     bytearrays, for which memory is taken before they are read, and which no data set needs."""
 
-    dispatch: ClassVar = {
-        code: step
-        for code, step in pickle._Unpickler.dispatch.items()
-        if code != pickle.BYTEARRAY8[0]
-    }
+    dispatch: ClassVar = pickle._Unpickler.dispatch.copy()
+    del dispatch[pickle.BYTEARRAY8[0]]
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return _empty
         if (module, name) == ("numpy", "ndarray"):
-            # of which arrays are made is known; called by itself, it would take any amount of
-            # memory
-            return None
+            return None  # never called: by itself it would take any amount of memory
         if (module, name) == ("numpy", "dtype"):
             return _kind
         if (module, name) == ("_codecs", "encode"):
@@ -47,8 +42,7 @@ class _PlainData(pickle._Unpickler):
 
 
 class _Kind:
-    """Stands for numpy's type of a number, of which a pickle may say the byte order and nothing
-    else."""
+    """Stands for numpy's type of a number; a pickle may set its byte order and nothing else."""
 
     def __init__(self, name: str) -> None:
         self.dtype = np.dtype(name)
@@ -61,20 +55,22 @@ class _Kind:
 
 
 class _Array(np.ndarray[Any, Any]):
-    """Begun empty, as pickles begin arrays, and then filled with as many bytes as its shape
-    says."""
+    """Empty at first, as pickles create arrays, then filled with as many bytes as its shape has."""
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, by_columns, content = state
-        content = content.encode("latin1") if isinstance(content, str) else content
-        sizes = isinstance(shape, tuple) and all(
-            isinstance(size, int) and size >= 0 for size in shape
-        )
-        if not (isinstance(kind, _Kind) and sizes and isinstance(content, bytes)):
+        if isinstance(content, str):
+            content = content.encode("latin1")
+        if not (isinstance(kind, _Kind) and _is_shape(shape) and isinstance(content, bytes)):
             raise pickle.UnpicklingError("it holds an array of something else than numbers")
         if math.prod(shape) * kind.dtype.itemsize != len(content):
             raise pickle.UnpicklingError(f"an array of shape {shape} has {len(content):,} bytes")
-        super().__setstate__((1, shape, kind.dtype, bool(by_columns), content))  # type: ignore[arg-type]
+        state = (1, shape, kind.dtype, bool(by_columns), content)
+        super().__setstate__(state)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(n, int) and n >= 0 for n in value)
 
 
 def _empty(*_: Any) -> _Array:
@@ -83,7 +79,8 @@ def _empty(*_: Any) -> _Array:
 
 
 def _kind(name: Any, *_: Any) -> _Kind:
-    name = name.decode("latin1") if isinstance(name, bytes) else name
+    if isinstance(name, bytes):
+        name = name.decode("latin1")
     if not isinstance(name, str) or not re.fullmatch(r"[<>|=]?([biu][1248]|f[248])|\?", name):
         raise pickle.UnpicklingError("it asks for values of a type that no data set needs")
     return _Kind(name)
@@ -109,13 +106,13 @@ def read_pickle(path: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no dictionary")
-    return {
-        _text(key): _plain(value) for key, value in content.items() if isinstance(key, (str, bytes))
-    }
-
-
-def _plain(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, np.ndarray) else value
+    plain = {}
+    for key, value in content.items():
+        if isinstance(value, np.ndarray):
+            value = np.asarray(value)  # no longer an _Array
+        if isinstance(key, (str, bytes)):
+            plain[_text(key)] = value
+    return plain
 
 
 def _text(value: str | bytes) -> str:
@@ -133,8 +130,8 @@ def numbers(value: Any) -> NDArray[np.int64] | None:
     """A list or array of whole numbers, none below zero; None where it is something else."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.ndim == 1:
         value = value.tolist()
-    if not isinstance(value, list) or not all(
-        isinstance(item, int) and 0 <= item < 2**62 for item in value
-    ):
+    if not isinstance(value, list):
+        return None
+    if not all(isinstance(item, int) and 0 <= item < 2**62 for item in value):
         return None
     return np.array(value, np.int64)

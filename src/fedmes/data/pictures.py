@@ -1,5 +1,7 @@
-"""Pictures in files: grey or RGB in 8 bits a channel, by one reader for training, for sites and for
-prediction."""
+"""Pictures in files: one reader for training, sites and prediction.
+
+A picture is grey or RGB, 8 bits per channel.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,20 @@ LITTER = frozenset(("thumbs.db", "desktop.ini"))
 def read(
     path: Path, count: int = 1, size: int | None = None, formats: tuple[str, ...] = FORMATS
 ) -> Image.Image:
-    """A file's picture, "L" or "RGB", made square where a size is given; one of `count` that are
-    kept at a time."""
+    """A file's picture, "L" or "RGB", resized to a square where a size is given.
+
+    `count`: how many such pictures are kept in memory.
+    """
     try:
         with Image.open(path, formats=formats) as picture:
             limits.check_picture(picture, count, size, path)
-            # MPO: a JPEG with its preview
-            frames = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
-            if frames > 1:
+            frames = getattr(picture, "n_frames", 1)
+            if frames > 1 and picture.format != "MPO":  # which is a JPEG with its preview
                 raise ValueError(f"it holds {frames} pictures; save each in a file of its own")
             shown = plain(picture)
-            return shown if size is None else fitted(shown, size, size)
+            if size is None:
+                return shown
+            return fitted(shown, size, size)
     except UserError:
         raise
     except FileNotFoundError:
@@ -51,65 +56,63 @@ def read(
 
 
 def plain(picture: Image.Image) -> Image.Image:
-    """As "L" where there are greys only, else as "RGB". What is transparent shows white, as on
-    paper."""
+    """As "L" where there are greys only, else as "RGB"; what is transparent becomes white."""
     if picture.mode == "F" or picture.mode.startswith("I"):
         if picture.mode == "I" and picture.format == "TIFF":
             raise ValueError(
-                "whole numbers of which no one knows what is white; save it with 8 or 16 bits, unsigned"
+                "whole numbers of which no one knows what is white; "
+                "save it with 8 or 16 bits, unsigned"
             )
         return Image.fromarray(_eight_bits(np.asarray(picture)))
     mode = "L" if picture.mode in ("1", "L", "LA", "La") else "RGB"
     if picture.has_transparency_data:
-        seen = (
-            picture.convert("LA").convert("RGBA")
-            if picture.mode == "La"
-            else picture.convert("RGBA")
-        )
+        if picture.mode == "La":  # converts to nothing but LA
+            picture = picture.convert("LA")
+        seen = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
     return picture.convert(mode)
 
 
 def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Of 16 bits the upper 8, which is how Pillow reads colours of 16 bits; fractions from 0 to 1
-    in 255 steps."""
-    low, high = values.min(), values.max()
-    most = 1 if values.dtype.kind == "f" else 2**16 - 1
+    """The upper 8 of 16 bits, as Pillow reads colours; fractions from 0 to 1 in 255 steps."""
+    low = values.min()
+    high = values.max()
+    fractions = values.dtype.kind == "f"
+    most = 1 if fractions else 2**16 - 1
     if not (low >= 0 and high <= most):  # nor NaN
         raise ValueError(
             f"values from {low} to {high}; read are 8 or 16 bits, or fractions from 0 to 1"
         )
-    return (np.rint(values * 255) if most == 1 else values >> 8).astype(np.uint8)
+    scaled = np.rint(values * 255) if fractions else values >> 8
+    return scaled.astype(np.uint8)
 
 
 def fitted(picture: Image.Image, width: int, height: int) -> Image.Image:
-    return (
-        picture
-        if picture.size == (width, height)
-        else picture.resize((width, height), Image.Resampling.BILINEAR)
-    )
+    if picture.size == (width, height):
+        return picture
+    return picture.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def sorted_out(entries: Iterable[Path]) -> tuple[list[Path], Counter[str]]:
-    """The pictures among a folder's entries, by name, and how many others there are of each
-    kind."""
-    there = [
-        entry
-        for entry in entries
-        if not entry.name.startswith(".") and entry.name.lower() not in LITTER
-    ]
-    pictures = sorted(
-        entry for entry in there if entry.suffix.lower() in SUFFIXES and not entry.is_dir()
-    )
-    return pictures, Counter(_kind(entry) for entry in set(there).difference(pictures))
-
-
-def _kind(entry: Path) -> str:
-    return "folder" if entry.is_dir() else entry.suffix.lower() or "no suffix"
+    """The pictures among a folder's entries, by name, and a count of each other kind."""
+    pictures = []
+    others = Counter[str]()
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name.lower() in LITTER:
+            continue
+        suffix = entry.suffix.lower()
+        if entry.is_dir():
+            others["folder"] += 1
+        elif suffix in SUFFIXES:
+            pictures.append(entry)
+        else:
+            others[suffix or "no suffix"] += 1
+    return sorted(pictures), others
 
 
 def counted(others: Counter[str]) -> str:
     """What is not read, in words: "6 skipped (.xyz)"."""
-    kinds = sorted(others.items())
-    told = [kind if len(kinds) == 1 else f"{number} {kind}" for kind, number in kinds]
-    return f"{others.total():,} skipped ({', '.join(told)})"
+    kinds = list(others)
+    if len(kinds) > 1:
+        kinds = [f"{number} {kind}" for kind, number in sorted(others.items())]
+    return f"{others.total():,} skipped ({', '.join(kinds)})"

@@ -10,37 +10,31 @@ from fedmes.data.dataset import Dataset
 
 
 def load(classes: int, size: int, channels: int, train: int, test: int, noise: float) -> Dataset:
-    """`train` and `test` images a class; `noise` is the noise's standard deviation over the
-    prototypes'.
+    """`train` and `test` images per class; `noise` is relative to the prototypes' deviation.
 
-    The data set is one and the same for every seed of a run, as a real one would be.
+    The data set is the same for every seed of a run, as a real one would be.
     """
-    # The images, and those of one class while they are made: five numbers of eight bytes for each
-    # pixel.
+    # The images, and those of one class while they are made: five float64 per pixel.
     limits.check_memory((classes + 5 * 8) * (train + test) * size**2 * channels, "synthetic")
-    labels = np.concatenate(
-        [np.repeat(np.arange(classes), train), np.repeat(np.arange(classes), test)]
-    )
+    ids = np.arange(classes)
+    labels = np.concatenate([np.repeat(ids, train), np.repeat(ids, test)])
     x = np.empty((len(labels), size, size, channels), np.uint8)
     for label in range(classes):
         rows = np.flatnonzero(labels == label)
         grain = _normal((len(rows), size, size, channels), "noise", label)
         pixels = 127.5 + 40 * (_prototype(label, size, channels) + noise * grain)
         x[rows] = np.clip(pixels, 0, 255).astype(np.uint8)
-    return Dataset(
-        x, labels.astype(np.int64), tuple(f"class{c}" for c in range(classes)), classes * train
-    )
+    names = tuple(f"class{c}" for c in range(classes))
+    return Dataset(x, labels.astype(np.int64), names, classes * train)
 
 
 def _prototype(label: int, size: int, channels: int) -> NDArray[np.float64]:
-    """A coarse random grid blown up to the image size: blobs, so that convolutions have something
-    to find."""
+    """A coarse random grid enlarged to the image size: blobs for convolutions to find."""
     coarse = _normal((4, 4, channels), "prototype", label)
     cells = np.arange(size) * 4 // size
     return coarse[cells][:, cells]
 
 
 def _normal(shape: tuple[int, ...], *key: keyed_random.Key) -> NDArray[np.float64]:
-    """Nearly normal numbers from sums of uniforms, free of library functions whose last bit may
-    differ."""
+    """Nearly normal numbers: sums of uniforms have the same bits on every machine."""
     return (keyed_random.uniforms((4, *shape), "synthetic", *key).sum(axis=0) - 2) * 3**0.5
