@@ -12,7 +12,7 @@ from fedmes import config
 from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.data import catalog
 from fedmes.data.dataset import Dataset
-from fedmes.scenario.benchmarks import dealer, fused, open_benchmark
+from fedmes.scenario.benchmarks import fused, open_benchmark, partitioner
 from fedmes.scenario.source import Source
 
 COUNTS = {  # classes, training and test images a class
@@ -117,7 +117,7 @@ def official(benchmark, objects=False):
 
 def dealt(benchmark, seed, objects=False, **options):
     settings = config.load(None, {"benchmark": benchmark, **options})
-    return dealer(settings, official(benchmark, objects), BENCHMARKS[benchmark].tasks)(seed)
+    return partitioner(settings, official(benchmark, objects), BENCHMARKS[benchmark].tasks)(seed)
 
 
 @pytest.mark.parametrize("benchmark", PAPER)

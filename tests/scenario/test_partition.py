@@ -1,4 +1,4 @@
-"""How a benchmark's images are dealt out to clients."""
+"""How a benchmark's images are partitioned over clients."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import pytest
 
 from fedmes import config
 from fedmes.common import keyed_random
+from fedmes.config.data_options import StreamOptions
 from fedmes.errors import UserError
-from fedmes.scenario import partition
 from fedmes.scenario.benchmarks import open_benchmark
+from fedmes.scenario.partition import Partitioner
 from helpers.small_streams import made, per_class, source, stream, tasks_of
 
 
-def dealt(holders, frac, images=10, **options):
+def split_of(holders, frac, images=10, **options):
     """Two classes of `images` training images each, in one block, held by all clients."""
     train, test = np.repeat([0, 1], images), np.repeat([0, 1], 3)
-    return partition.split(
-        train, test, [(0, 1)], seed=3, clients=holders, tasks=1, rounds=1, frac=frac, cap=None, test_frac=1.0,
-        classes_min=2, classes_max=2, **options,
-    )  # fmt: skip
+    chosen = StreamOptions(frac=frac, classes_min=2, classes_max=2, **options)
+    return Partitioner(train, test, chosen, 3, clients=holders, tasks=1, rounds=1).by_task([(0, 1)])
 
 
 def test_frac_as_a_share_of_a_class():
@@ -70,7 +69,7 @@ def test_frac_holders_uses_every_image_once():
 
 
 def test_holders_who_outnumber_the_images_get_one_each():
-    split = dealt(holders=5, frac="holders", images=3)
+    split = split_of(holders=5, frac="holders", images=3)
     assert all(len(task.train) == 2 for _, task in tasks_of(split))
     assert {row for _, task in tasks_of(split) for row in task.train.tolist()} == set(range(6))
     assert [n for n in split.notes if n.startswith("class")] == [
@@ -81,7 +80,7 @@ def test_holders_who_outnumber_the_images_get_one_each():
 def test_overlap_begins_when_the_pool_is_used_up():
     """Ten images, four for each: clients 0 and 1 have their own, client 2 shares two, client 3
     shares all."""
-    split = dealt(holders=4, frac=0.4)
+    split = split_of(holders=4, frac=0.4)
     rows = [[r for r in client.tasks[0].train.tolist() if r < 10] for client in split.clients]
     assert [len(set(own)) for own in rows] == [4, 4, 4, 4]
     assert not set(rows[0]) & set(rows[1])
@@ -93,7 +92,7 @@ def test_overlap_begins_when_the_pool_is_used_up():
 
 
 def test_no_overlap_where_the_pool_is_just_enough():
-    split = dealt(holders=5, frac=0.2)
+    split = split_of(holders=5, frac=0.2)
     rows = [row for _, task in tasks_of(split) for row in task.train.tolist()]
     assert sorted(rows) == list(range(20))
     assert not any(note.startswith("class") for note in split.notes)
@@ -121,11 +120,11 @@ def test_cap_keeps_every_class_in_proportion(seed, shares):
     labels = np.repeat(np.arange(4), [300, 100, 40, 6])
 
     def tasks(cap):
-        made = partition.split(
-            labels, np.arange(4), [(0, 1, 2, 3)], seed=seed, clients=6, tasks=1, rounds=1, frac="holders", cap=cap,
-            test_frac=1.0, classes_min=4, classes_max=4, partition=shares,
-        )  # fmt: skip
-        return [task for _, task in tasks_of(made)]
+        options = StreamOptions(
+            frac="holders", cap=cap, classes_min=4, classes_max=4, partition=shares
+        )
+        made = Partitioner(labels, np.arange(4), options, seed, clients=6, tasks=1, rounds=1)
+        return [task for _, task in tasks_of(made.by_task([(0, 1, 2, 3)]))]
 
     for cap in (4, 5, 12, 40):
         for before, after in zip(tasks(None), tasks(cap), strict=True):
@@ -190,11 +189,11 @@ def test_method_model_and_training_options_do_not_change_the_split():
 
 @pytest.mark.parametrize("frac", ["holders", 0.1, 8])
 def test_dirichlet_shares_are_disjoint_unequal_and_as_many_in_all(frac):
-    even = dealt(6, frac, images=400)
+    even = split_of(6, frac, images=400)
     total = sum(len(c.tasks[0].train) for c in even.clients)
     spread = {}
     for alpha in ("0.3", "100"):
-        made = dealt(6, frac, images=400, partition=f"dirichlet:{alpha}")
+        made = split_of(6, frac, images=400, partition=f"dirichlet:{alpha}")
         rows = np.concatenate([c.tasks[0].train for c in made.clients])
         assert len(np.unique(rows)) == len(rows) == total
         sizes = [
@@ -214,5 +213,5 @@ def test_dirichlet_draws_have_the_right_moments():
 
 
 def test_fewer_images_than_holders_are_shared():
-    made = dealt(5, "holders", images=3, partition="dirichlet:0.5")
+    made = split_of(5, "holders", images=3, partition="dirichlet:0.5")
     assert all(len(c.tasks[0].train) == 2 for c in made.clients)

@@ -138,5 +138,8 @@ def load(
             "(the environment variable FEDMES_DATA names the folder): "
             f"{entry.looked_for} is looked for; {how_to_get(name, root)}"
         )
-    read = partial(entry.read, places, **options)
+
+    def read() -> Raw:
+        return entry.read(places, **options)
+
     return cached(root, name, places, image_size or entry.size, dict(options), read)

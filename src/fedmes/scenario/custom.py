@@ -1,24 +1,20 @@
-"""The user's own data as a scenario: which of its samples belong to which client and task, and what
-is held out."""
+"""Custom data as a scenario: the samples of each client and task, and what is held out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
+from fedmes.config.federation_options import FederationOptions
 from fedmes.data.custom import UNSAID, Table, read, read_folders, read_npz
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
 from fedmes.scenario.source import Source
-
-if TYPE_CHECKING:
-    from fedmes.config.federation_options import FederationOptions as Agreed
 
 # of a client's images of a class in a task, where the data does not say which are for testing
 TEST_SHARE = 0.2
@@ -27,22 +23,22 @@ TEST_SHARE = 0.2
 def open_custom(
     path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep"
 ) -> Source:
-    """The data at `path` as it will be dealt out: to the clients it names."""
+    """The data at `path`, partitioned over the clients that it names."""
     if path.is_file() and image_size is not None:
         raise UserError("data.image_size: arrays in a file have one size already; leave it out")
     table = read(path, image_size)
-    deal(table, 0, path)  # whatever is wrong with the data is said before anything starts
+    partition(table, 0, path)  # whatever is wrong with the data is said before anything starts
     classes = len(table.dataset.class_names)
 
     def stream(seed: int) -> streams.Stream:
-        return streams.assemble(seed, classes, deal(table, seed, path), rounds, arrival=arrival)
+        clients = partition(table, seed, path)
+        return streams.assemble(seed, classes, clients, rounds, arrival=arrival)
 
     return Source(table.dataset, stream)
 
 
 def read_site(path: Path, image_size: int | None) -> Table:
-    """One client's own data: folders as TASK/train|test/CLASS/*, or a file in which it is the only
-    client."""
+    """One site's data: folders as TASK/train|test/CLASS/*, or a file with a single client."""
     if path.is_dir():
         table = read_folders(path, image_size, [path])
     elif path.is_file():
@@ -53,27 +49,31 @@ def read_site(path: Path, image_size: int | None) -> Table:
         raise UserError(
             f"{path}: the data of {len(table.client_names)} clients; a site has its own only"
         )
-    deal(table, 0, path)
+    partition(table, 0, path)
     return table
 
 
-def open_site(path: Path, name: str, agreed: Agreed, image_size: int | None, rounds: int) -> Source:
-    """A site's own data in the terms that its federation has agreed on; what does not fit is
-    said."""
+def open_site(
+    path: Path, name: str, agreed: FederationOptions, image_size: int | None, rounds: int
+) -> Source:
+    """A site's data with the classes and the shape of its federation, or an error."""
     table = read_site(path, image_size)
-    dataset, classes, shape = table.dataset, list(agreed.classes), tuple(agreed.shape)
+    dataset = table.dataset
+    classes = list(agreed.classes)
+    shape = tuple(agreed.shape)
     if strange := [label for label in dataset.class_names if label not in classes]:
-        raise UserError(
-            f"site {name}: class {strange[0]} is not among the federation's ({', '.join(classes[:10])})"
-        )
+        known = ", ".join(classes[:10])
+        raise UserError(f"site {name}: class {strange[0]} is not among the federation's ({known})")
     if dataset.shape != shape:
         raise UserError(
-            f"site {name}: samples are {_times(dataset.shape)}, the federation's are {_times(shape)}"
+            f"site {name}: samples are {_times(dataset.shape)}, "
+            f"the federation's are {_times(shape)}"
         )
     if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
-        told = "says how to normalise pixels" if agreed.mean else "takes samples as they are"
+        expects = "says how to normalise pixels" if agreed.mean else "takes samples as they are"
         raise UserError(
-            f"site {name}: samples are {dataset.x.dtype}, but the federation {told} (federation.mean)"
+            f"site {name}: samples are {dataset.x.dtype}, "
+            f"but the federation {expects} (federation.mean)"
         )
     ids = np.array([classes.index(label) for label in dataset.class_names], np.int64)
     table = replace(
@@ -83,7 +83,7 @@ def open_site(path: Path, name: str, agreed: Agreed, image_size: int | None, rou
     )
 
     def stream(seed: int) -> streams.Stream:
-        return streams.assemble(seed, len(classes), deal(table, seed, path), rounds)
+        return streams.assemble(seed, len(classes), partition(table, seed, path), rounds)
 
     return Source(table.dataset, stream)
 
@@ -92,42 +92,45 @@ def _times(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def deal(table: Table, seed: int, path: Path) -> list[streams.Client]:
+def partition(table: Table, seed: int, path: Path) -> list[streams.Client]:
     """Each client's tasks for a seed, which decides what is for testing where the data does not."""
-    y = table.dataset.y
     clients = []
     for k, client in enumerate(table.client_names):
         own = np.flatnonzero(table.client == k)
         tasks = []
         for t in np.unique(table.task[own]).tolist():
             rows = own[table.task[own] == t]
-            name = table.task_names[t]
-            test = table.test[rows] == 1
-            if (table.test[rows] == UNSAID).all():
-                test = _chosen_for_test(y[rows], (seed, client, name))
-            where = f"{path}: client {client}, task {name}"
-            if test.all():
-                raise UserError(f"{where} has no training data")
-            if not test.any():
-                raise UserError(f"{where} has no test data")
-            classes = np.unique(y[rows[~test]])
-            if len(strange := np.setdiff1d(y[rows[test]], classes)):
-                label = table.dataset.class_names[strange[0]]
-                raise UserError(
-                    f"{where} has test samples of class {label} but no training samples of it"
-                )
-            block = tuple(classes.tolist())
-            tasks.append(streams.Task(name, block, block, rows[~test], rows[test]))
+            tasks.append(_task(table, rows, client, table.task_names[t], seed, path))
         clients.append(streams.Client(client, tuple(tasks)))
     return clients
 
 
+def _task(table: Table, rows: Ints, client: str, name: str, seed: int, path: Path) -> streams.Task:
+    """The task made of these rows of the table."""
+    y = table.dataset.y
+    test = table.test[rows] == 1
+    if (table.test[rows] == UNSAID).all():
+        test = _chosen_for_test(y[rows], (seed, client, name))
+    where = f"{path}: client {client}, task {name}"
+    if test.all():
+        raise UserError(f"{where} has no training data")
+    if not test.any():
+        raise UserError(f"{where} has no test data")
+    classes = np.unique(y[rows[~test]])
+    if len(strange := np.setdiff1d(y[rows[test]], classes)):
+        label = table.dataset.class_names[strange[0]]
+        raise UserError(f"{where} has test samples of class {label} but no training samples of it")
+    block = tuple(classes.tolist())
+    return streams.Task(name, block, block, rows[~test], rows[test])
+
+
 def _chosen_for_test(y: Ints, key: tuple[keyed_random.Key, ...]) -> NDArray[np.bool_]:
-    """A fifth of each class, at least one sample where there are two; a single sample is for
-    training."""
+    """A fifth of each class, at least one of two samples; a single one is for training."""
     test = np.zeros(len(y), bool)
     for label in np.unique(y).tolist():
         rows = np.flatnonzero(y == label)
-        count = max(1, round(TEST_SHARE * len(rows))) if len(rows) > 1 else 0
-        test[rows[keyed_random.permutation(len(rows), *key, "test-split", label)[:count]]] = True
+        if len(rows) > 1:
+            count = max(1, round(TEST_SHARE * len(rows)))
+            order = keyed_random.permutation(len(rows), *key, "test-split", label)
+            test[rows[order[:count]]] = True
     return test

@@ -1,4 +1,4 @@
-"""A client's small store of past samples.
+"""Policies of a client's replay memory.
 
 A memory is a list of the client's own sample numbers, oldest first; which samples enter never
 depends on weights. A policy says what the memory holds after a task, from what it held before and
@@ -42,8 +42,7 @@ def fifo(
 def reservoir(
     memory: Ints, shuffled: Ints, admit: int | None, capacity: int, traits: Traits
 ) -> Ints:
-    """Each sample considered so far is kept with the same probability: those of lowest rank
-    stay."""
+    """Each sample so far is kept with the same probability: those of lowest rank stay."""
     grown = np.concatenate([memory, shuffled[:admit]])
     return _lowest(grown, capacity, traits.rank[grown])
 
@@ -69,7 +68,8 @@ def _equal(numbers: Ints, capacity: int, group: Ints, rank: Floats) -> Ints:
     before it stay taken. So old memory and new samples are enough to go on as if all samples were
     still there.
     """
-    group, rank = group[numbers], rank[numbers]
+    group = group[numbers]
+    rank = rank[numbers]
     order = np.lexsort((rank, group))
     place = np.zeros(len(numbers), np.int64)
     place[order] = np.arange(len(numbers)) - np.searchsorted(group[order], group[order])
@@ -90,8 +90,10 @@ POLICIES: dict[str, Policy] = {
 
 
 def admitted_per_task(capacity: int, tasks: int, per_task: int | None) -> int:
-    """m^t: for `fifo` an equal share a task (at least one sample, if the memory holds any), or what
-    the user says."""
+    """m^t: for `fifo` an equal share per task, or what the user says.
+
+    The share is at least one sample, unless the memory holds none.
+    """
     if per_task is not None:
         return per_task
     return max(1, capacity // tasks) if capacity else 0

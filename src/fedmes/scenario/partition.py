@@ -1,153 +1,231 @@
-"""A benchmark's images dealt out to clients: blocks of classes, task orders, drawn classes, shares
-of a class."""
+"""Partition of a benchmark's images over clients and tasks.
+
+Drawn are the classes of each task, each client's order of tasks, the classes it has of each, and
+its share of a class's images.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
+from fedmes.config.data_options import StreamOptions
 from fedmes.errors import UserError
 from fedmes.scenario.stream import Client, Stream, Task, assemble
 
-
-def shuffled_blocks(
-    classes: Sequence[int], size: int, *key: keyed_random.Key
-) -> list[tuple[int, ...]]:
-    """The classes in random blocks of one size; a remainder is left out."""
-    order = keyed_random.permutation(len(classes), *key)
-    blocks = [order[i : i + size] for i in range(0, len(classes) - size + 1, size)]
-    return [tuple(sorted(classes[i] for i in block.tolist())) for block in blocks]
+Classes = tuple[int, ...]
 
 
-def split(
-    train_labels: Ints,
-    test_labels: Ints,
-    members: Sequence[tuple[int, ...]],
-    *,
-    seed: int,
-    clients: int,
-    tasks: int,
-    rounds: int,
-    frac: float | str,
-    cap: int | None,
-    test_frac: float,
-    classes_min: int,
-    classes_max: int,
-    partition: str = "even",
-    arrival: str = "lockstep",
-) -> Stream:
-    """A benchmark's stream, given the classes of each block: own task orders, drawn classes, images
-    shared out.
+class Wanted(NamedTuple):
+    """A client's task before it has images."""
 
-    Rows are those of the training labels followed by those of the test labels. Everything is drawn
-    for all blocks before the first `tasks` of each client's order are taken, so a shortened run
-    meets the same tasks as a whole one.
+    name: str
+    block: Classes  # all classes of the task
+    classes: Classes  # those that the client has
+
+
+def shuffled_blocks(classes: Sequence[int], size: int, *key: keyed_random.Key) -> list[Classes]:
+    """The classes in random groups of one size; a remainder is not used."""
+    order = keyed_random.permutation(len(classes), *key).tolist()
+    blocks = []
+    for start in range(0, len(classes) - size + 1, size):
+        chosen = order[start : start + size]
+        blocks.append(tuple(sorted(classes[i] for i in chosen)))
+    return blocks
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """Partitions a data set for one seed; it needs labels only.
+
+    Rows are those of the training labels followed by those of the test labels.
     """
-    notes: list[str] = []
-    blocks = len(members)
-    orders = _orders(seed, clients, blocks, notes)
-    drawn: dict[tuple[int, int], tuple[int, ...]] = {}
-    for k in range(clients):
-        for b, block in enumerate(members):
-            most = min(classes_max, len(block))
-            count = keyed_random.integer(min(classes_min, most), most, seed, "class-count", k, b)
-            chosen = keyed_random.permutation(len(block), seed, "classes", k, b)[:count]
-            drawn[k, b] = tuple(sorted(block[i] for i in chosen))
-    wanted = [[(members[b], drawn[k, b], str(b)) for b in range(blocks)] for k in range(clients)]
-    people = _deal(
-        train_labels, test_labels, wanted, seed=seed, frac=frac, cap=cap, test_frac=test_frac, partition=partition,
-        notes=notes,
-    )  # fmt: skip
-    people = [
-        Client(person.name, tuple(person.tasks[b] for b in orders[k][:tasks]))
-        for k, person in enumerate(people)
-    ]
-    return assemble(seed, int(train_labels.max()) + 1, people, rounds, notes, arrival)
 
+    train_labels: Ints
+    test_labels: Ints
+    options: StreamOptions
+    seed: int
+    clients: int
+    tasks: int  # per client
+    rounds: int  # per task
+    notes: list[str] = field(default_factory=list)
 
-def split_by_client(
-    train_labels: Ints,
-    test_labels: Ints,
-    *,
-    seed: int,
-    clients: int,
-    tasks: int,
-    size: int,
-    rounds: int,
-    frac: float | str,
-    cap: int | None,
-    test_frac: float,
-    partition: str,
-    arrival: str,
-) -> Stream:
-    """Every client cuts the classes into blocks of its own: tasks of different clients may share
-    classes."""
-    notes: list[str] = []
-    labels = list(range(int(train_labels.max()) + 1))
-    wanted = []
-    for k in range(clients):
-        own = shuffled_blocks(labels, size, seed, "own-blocks", k)
-        order = keyed_random.permutation(len(own), seed, "order", k, 0).tolist()
-        wanted.append([(own[b], own[b], str(t)) for t, b in enumerate(order[:tasks])])
-    people = _deal(
-        train_labels, test_labels, wanted, seed=seed, frac=frac, cap=cap, test_frac=test_frac, partition=partition,
-        notes=notes,
-    )  # fmt: skip
-    return assemble(seed, len(labels), people, rounds, notes, arrival)
+    def by_task(self, members: Sequence[Classes]) -> Stream:
+        """All clients have the same tasks, of these classes: each its own order and share of them.
 
+        Everything is drawn for all tasks before the first few of each client's order are taken, so
+        a shortened run meets the same tasks as a whole one.
+        """
+        orders = self._orders(len(members))
+        wanted = [self._draw_classes(k, members) for k in range(self.clients)]
+        clients = []
+        for client, order in zip(self._with_images(wanted), orders, strict=True):
+            tasks = tuple(client.tasks[b] for b in order[: self.tasks])
+            clients.append(replace(client, tasks=tasks))
+        return self._assemble(clients)
 
-def _deal(
-    train_labels: Ints,
-    test_labels: Ints,
-    wanted: Sequence[Sequence[tuple[tuple[int, ...], tuple[int, ...], str]]],
-    *,
-    seed: int,
-    frac: float | str,
-    cap: int | None,
-    test_frac: float,
-    partition: str,
-    notes: list[str],
-) -> list[Client]:
-    """Images for clients who want tasks of (block, classes, name); no client wants a class
-    twice."""
-    holders: dict[int, list[int]] = defaultdict(list)
-    for k, own in enumerate(wanted):
-        for _, classes, _ in own:
-            for label in classes:
-                holders[label].append(k)
-    shares: dict[tuple[int, int], Ints] = {}
-    test_rows: dict[int, Ints] = {}
-    for label, keepers in sorted(holders.items()):
-        shares |= _share(
-            np.flatnonzero(train_labels == label), label, keepers, frac, partition, seed, notes
-        )
-        pool = np.flatnonzero(test_labels == label)
-        kept = math.ceil(test_frac * len(pool))
-        order = keyed_random.permutation(len(pool), seed, "test", label)
-        test_rows[label] = np.sort(pool[order[:kept]]) + len(train_labels)
+    def by_client(self, size: int) -> Stream:
+        """Every client cuts the classes into tasks of its own, which may share classes with those
+        of other clients."""
+        labels = list(range(self._classes))
+        wanted = []
+        for k in range(self.clients):
+            blocks = shuffled_blocks(labels, size, self.seed, "own-blocks", k)
+            order = self._permutation(len(blocks), "order", k, 0)[: self.tasks].tolist()
+            wanted.append([Wanted(str(t), blocks[b], blocks[b]) for t, b in enumerate(order)])
+        return self._assemble(self._with_images(wanted))
 
-    def task(k: int, place: int) -> Task:
-        block, classes, name = wanted[k][place]
-        train = np.concatenate([shares[k, label] for label in classes])
-        if cap is not None and cap < len(classes):
-            raise UserError(
-                f"stream.cap={cap}: task {name} of client {k} has {len(classes)} classes and needs as many"
+    @property
+    def _classes(self) -> int:
+        return int(self.train_labels.max()) + 1
+
+    def _assemble(self, clients: Sequence[Client]) -> Stream:
+        arrival = self.options.arrival
+        return assemble(self.seed, self._classes, clients, self.rounds, self.notes, arrival)
+
+    def _permutation(self, n: int, *key: keyed_random.Key) -> Ints:
+        return keyed_random.permutation(n, self.seed, *key)
+
+    def _orders(self, blocks: int) -> list[list[int]]:
+        """Each client's order of the tasks; no two alike while there are enough orders."""
+        enough = self.clients <= math.factorial(min(blocks, 20))
+        if not enough:
+            possible = math.factorial(blocks)
+            self.notes.append(
+                f"{self.clients} clients share {possible} task orders: some are alike"
             )
-        if cap is not None and len(train) > cap:
-            order = keyed_random.permutation(len(train), seed, "cap", k, place)
-            train = _fewer(train[order], train_labels, cap)
-        test = np.concatenate([test_rows[label] for label in classes])
-        return Task(name, block, classes, np.sort(train), np.sort(test))
+        orders: list[list[int]] = []
+        taken: set[Classes] = set()
+        for k in range(self.clients):
+            attempt = 0
+            order = self._permutation(blocks, "order", k, attempt).tolist()
+            while enough and tuple(order) in taken:
+                attempt += 1
+                order = self._permutation(blocks, "order", k, attempt).tolist()
+            taken.add(tuple(order))
+            orders.append(order)
+        return orders
 
-    return [
-        Client(str(k), tuple(task(k, place) for place in range(len(own))))
-        for k, own in enumerate(wanted)
-    ]
+    def _draw_classes(self, k: int, members: Sequence[Classes]) -> list[Wanted]:
+        wanted = []
+        for b, block in enumerate(members):
+            most = min(self.options.classes_max, len(block))
+            least = min(self.options.classes_min, most)
+            count = keyed_random.integer(least, most, self.seed, "class-count", k, b)
+            chosen = self._permutation(len(block), "classes", k, b)[:count]
+            wanted.append(Wanted(str(b), block, tuple(sorted(block[i] for i in chosen))))
+        return wanted
+
+    def _with_images(self, wanted: Sequence[Sequence[Wanted]]) -> list[Client]:
+        """Images for each client's tasks, of which no two of one client have a class in common."""
+        holders: dict[int, list[int]] = defaultdict(list)
+        for k, tasks in enumerate(wanted):
+            for task in tasks:
+                for label in task.classes:
+                    holders[label].append(k)
+        shares: dict[tuple[int, int], Ints] = {}
+        test: dict[int, Ints] = {}
+        for label, keepers in sorted(holders.items()):
+            for k, rows in zip(keepers, self._shares(label, keepers), strict=True):
+                shares[k, label] = rows
+            test[label] = self._test_rows(label)
+        clients = []
+        for k, tasks in enumerate(wanted):
+            made = []
+            for place, task in enumerate(tasks):
+                train = np.concatenate([shares[k, label] for label in task.classes])
+                train = self._capped(train, task, k, place)
+                rows = np.concatenate([test[label] for label in task.classes])
+                made.append(
+                    Task(task.name, task.block, task.classes, np.sort(train), np.sort(rows))
+                )
+            clients.append(Client(str(k), tuple(made)))
+        return clients
+
+    def _test_rows(self, label: int) -> Ints:
+        """The same test images of a class for every client."""
+        pool = np.flatnonzero(self.test_labels == label)
+        kept = math.ceil(self.options.test_frac * len(pool))
+        order = self._permutation(len(pool), "test", label)
+        return np.sort(pool[order[:kept]]) + len(self.train_labels)
+
+    def _capped(self, rows: Ints, task: Wanted, k: int, place: int) -> Ints:
+        """At most `stream.cap` of a task's training images, of each class in proportion."""
+        cap = self.options.cap
+        classes = len(task.classes)
+        if cap is None:
+            return rows
+        if cap < classes:
+            raise UserError(
+                f"stream.cap={cap}: task {task.name} of client {k} has {classes} classes "
+                "and needs as many"
+            )
+        if len(rows) <= cap:
+            return rows
+        rows = rows[self._permutation(len(rows), "cap", k, place)]
+        return _fewer(rows, self.train_labels, cap)
+
+    def _shares(self, label: int, holders: list[int]) -> list[Ints]:
+        """Each holder's training images of a class: disjoint while they last, then overlapping."""
+        pool = np.flatnonzero(self.train_labels == label)
+        left = pool[self._permutation(len(pool), "share", label)]
+        partition = self.options.partition
+        if partition != "even":
+            return self._skewed_shares(left, label, holders, float(partition.partition(":")[2]))
+        if self.options.frac == "holders" and len(pool) >= len(holders):
+            return np.array_split(left, len(holders))
+        amount = min(len(pool), max(1, self._amount(len(pool))))
+        shares = []
+        overlaps = 0
+        for k in holders:
+            rows = left[:amount]
+            left = left[amount:]
+            missing = amount - len(rows)
+            if missing:
+                overlaps += 1
+                others = np.setdiff1d(pool, rows)
+                order = self._permutation(len(others), "overlap", label, k)
+                rows = np.concatenate([rows, others[order[:missing]]])
+            shares.append(rows)
+        if overlaps:
+            self.notes.append(
+                f"class {label}: {overlaps} of {len(holders)} clients "
+                "hold images that others hold too"
+            )
+        return shares
+
+    def _amount(self, images: int) -> int:
+        """`stream.frac` of a class with so many images, as a number of images."""
+        frac = self.options.frac
+        if isinstance(frac, str):  # "holders": too few for all of them, so one each
+            return 1
+        return round(frac * images) if frac <= 1 else int(frac)
+
+    def _skewed_shares(
+        self, shuffled: Ints, label: int, holders: list[int], concentration: float
+    ) -> list[Ints]:
+        """As many images as equal shares would take in all, divided by proportions from a Dirichlet
+        distribution; disjoint, and at least one image each."""
+        total = len(shuffled)
+        if total < len(holders):  # too few for one each: they share
+            return [shuffled[[i % total]] for i in range(len(holders))]
+        if self.options.frac != "holders":
+            total = min(total, self._amount(total) * len(holders))
+        total = max(total, len(holders))
+        key = (self.seed, "dirichlet", label)
+        weights = np.array([keyed_random.gamma(concentration, *key, k) for k in holders])
+        cumulative = np.cumsum(weights) / weights.sum()
+        ends = np.floor(cumulative * (total - len(holders)) + 1e-9).astype(np.int64)
+        # one for everybody before the rest is divided
+        ends = np.maximum(ends, 0) + np.arange(1, len(holders) + 1)
+        return np.split(shuffled[: ends[-1]], ends[:-1])
 
 
 def _fewer(rows: Ints, labels: Ints, count: int) -> Ints:
@@ -157,96 +235,3 @@ def _fewer(rows: Ints, labels: Ints, count: int) -> Ints:
         own = np.flatnonzero(labels[rows] == label)
         done[own] = np.arange(len(own)) / len(own)
     return rows[np.argsort(done, kind="stable")[:count]]
-
-
-def _orders(seed: int, clients: int, blocks: int, notes: list[str]) -> list[list[int]]:
-    """Each client's own order of the tasks; no two alike while there are enough orders."""
-    if clients > math.factorial(min(blocks, 20)):
-        notes.append(
-            f"{clients} clients share {math.factorial(blocks)} task orders: some are alike"
-        )
-        return [
-            keyed_random.permutation(blocks, seed, "order", k, 0).tolist() for k in range(clients)
-        ]
-    taken: set[tuple[int, ...]] = set()
-    orders = []
-    for k in range(clients):
-        attempt = 0
-        while (
-            order := tuple(keyed_random.permutation(blocks, seed, "order", k, attempt).tolist())
-        ) in taken:
-            attempt += 1
-        taken.add(order)
-        orders.append(list(order))
-    return orders
-
-
-def _share(
-    pool: Ints,
-    label: int,
-    holders: list[int],
-    frac: float | str,
-    partition: str,
-    seed: int,
-    notes: list[str],
-) -> dict[tuple[int, int], Ints]:
-    """One class's training images among the clients that hold it: disjoint while they last, then
-    with overlap."""
-    left = pool[keyed_random.permutation(len(pool), seed, "share", label)]
-    if partition != "even":
-        concentration = float(partition.partition(":")[2])
-        return _skewed_share(left, label, holders, frac, concentration, seed)
-    if frac == "holders":
-        if len(pool) >= len(holders):
-            parts = np.array_split(left, len(holders))
-            return {(k, label): part for k, part in zip(holders, parts, strict=True)}
-        amount = 1
-    else:
-        assert not isinstance(frac, str)
-        amount = min(len(pool), max(1, round(frac * len(pool)) if frac <= 1 else int(frac)))
-    shares: dict[tuple[int, int], Ints] = {}
-    late = 0
-    for k in holders:
-        own, left = left[:amount], left[amount:]
-        if len(own) < amount:
-            late += 1
-            others = np.setdiff1d(pool, own)
-            pick = keyed_random.permutation(len(others), seed, "overlap", label, k)[
-                : amount - len(own)
-            ]
-            own = np.concatenate([own, others[pick]])
-        shares[k, label] = own
-    if late:
-        notes.append(
-            f"class {label}: {late} of {len(holders)} clients hold images that others hold too"
-        )
-    return shares
-
-
-def _skewed_share(
-    shuffled: Ints,
-    label: int,
-    holders: list[int],
-    frac: float | str,
-    concentration: float,
-    seed: int,
-) -> dict[tuple[int, int], Ints]:
-    """As many images as equal shares would take in all, divided by proportions from a Dirichlet
-    distribution; disjoint, and at least one image each."""
-    total = len(shuffled)
-    if total < len(holders):  # too few for one each: they share
-        return {(k, label): shuffled[[i % total]] for i, k in enumerate(holders)}
-    if not isinstance(frac, str):
-        each = round(frac * total) if frac <= 1 else int(frac)
-        total = min(total, each * len(holders))
-    total = max(total, len(holders))
-    weights = np.array(
-        [keyed_random.gamma(concentration, seed, "dirichlet", label, k) for k in holders]
-    )
-    ends = np.floor(np.cumsum(weights) / weights.sum() * (total - len(holders)) + 1e-9).astype(
-        np.int64
-    )
-    # one for everybody before the rest is divided
-    ends = np.maximum(ends, 0) + np.arange(1, len(holders) + 1)
-    starts = np.concatenate([[0], ends[:-1]])
-    return {(k, label): shuffled[a:b] for k, a, b in zip(holders, starts, ends, strict=True)}

@@ -1,14 +1,14 @@
-"""What one client will do in a run: batches, memory contents, class scopes and random keys, as
-tables.
+"""What one client will do in a run, as tables: batches, memory, class masks and random keys.
 
 Nothing here depends on weights, so every engine reads the same plan, in any order, and nothing
 random is ever stored. A client's training samples are numbered 0..N-1 through all its tasks in its
-own order; every table speaks of these numbers, whether the samples lie in a shared array
+own order; every table contains these numbers, whether the samples are in a shared array
 (simulation) or in a site's own files. -1 pads a table.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.scenario.memory import POLICIES, Traits, admitted_per_task
-from fedmes.scenario.stream import Stream
+from fedmes.scenario.stream import Client, Stream
 
 HOLD_BACK = 0.1  # the share of a task that is kept for tuning and never trained on
 NOTHING: Ints = np.zeros(0, np.int64)
@@ -37,18 +37,18 @@ class Work:
     policy: str = "fifo"
     hold_back: bool = False
     broken: float = 0.0  # how likely an update comes out as no number
-    epoch_over: str = "task"  # the samples an epoch walks: "task", or "seen" for all tasks so far
+    epoch_over: str = "task"  # the samples of an epoch: "task", or "seen" for all tasks so far
 
 
 @dataclass(frozen=True)
 class Round:
     """One client's part in one global round."""
 
-    position: int
-    index: int  # rounds that have passed at this position
-    first: bool  # the first (last) one at this position in which the client takes part
+    position: int  # task index
+    index: int  # rounds of this task that have passed
+    first: bool  # the first (last) round of this task in which the client takes part
     last: bool
-    samples: Ints  # what an epoch walks
+    samples: Ints  # of an epoch
     batch: Ints  # [step, batch]
     memory: Ints  # [step, memory batch]
     epoch: Ints  # [step]
@@ -68,9 +68,8 @@ class Plan:
         labels: Ints | None = None,
         room: int | None = None,
     ) -> None:
-        """`labels`: by row of the data set; the memory policy `balanced` and holding back need
-        them. `room`: for how many tasks there are tables, where more may come than the stream
-        has."""
+        """`labels`: by row of the data set, for the memory policy `balanced` and for holding back.
+        `room`: the number of tasks that tables are made for, default: those of the stream."""
         client = stream.clients[column]
         self.name = client.name
         self.seed = stream.seed
@@ -78,20 +77,32 @@ class Plan:
         self.capacity = capacity
         self.position = stream.position[:, column]
         self.active = stream.active[:, column].astype(bool)
+        # per task: the rounds in which it is current, and whether the client ever trains on it
+        self._rounds = [np.flatnonzero(self.position == p) for p in range(len(client.tasks))]
+        self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
 
         sizes = [len(task.train) for task in client.tasks]
         # sample number -> row of the data set
         self.rows: Ints = np.concatenate([task.train for task in client.tasks])
-        self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> position
+        self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> task index
         self.test: list[Ints] = [task.test for task in client.tasks]
-        shape = (room or stream.tasks, stream.classes)
+        self._class_scopes(client, (room or stream.tasks, stream.classes))
+
+        ranks = [
+            keyed_random.uniforms(size, self.seed, "memory-rank", self.name, p)
+            for p, size in enumerate(sizes)
+        ]
+        of_sample = None if labels is None else labels[self.rows]
+        traits = Traits(np.concatenate(ranks), self.task, of_sample)
+        self._training_samples(traits)
+        self._memory_over_tasks(stream.known(column), traits)
+
+    def _class_scopes(self, client: Client, shape: tuple[int, int]) -> None:
+        """Masks over classes, one row per task."""
         self.blocks: Bools = np.zeros(shape, bool)  # the classes of each task
         self.own: Bools = np.zeros(shape, bool)  # and those of them that the client has
-        self.seen: Bools = np.zeros(shape, bool)  # at a position: classes met so far
-        # and those besides that its tasks have and it lacks
-        self.blocks_so_far: Bools = np.zeros(shape, bool)
-        self._rounds = [np.flatnonzero(self.position == p) for p in range(len(sizes))]
-        self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
+        self.seen: Bools = np.zeros(shape, bool)  # the client's classes of all tasks so far
+        self.blocks_so_far: Bools = np.zeros(shape, bool)  # all classes of these tasks
         for p, task in enumerate(client.tasks):
             self.blocks[p, list(task.block)] = True
             self.own[p, list(task.classes)] = True
@@ -99,41 +110,42 @@ class Plan:
                 self.seen[p:, list(task.classes)] = True
                 self.blocks_so_far[p:, list(task.block)] = True
 
-        starts = np.concatenate([[0], np.cumsum(sizes)])
+    def _training_samples(self, traits: Traits) -> None:
+        """Per task, what may be trained on, and what is held back for tuning."""
         self.held_back: list[Ints] = []
-        self.samples: list[Ints] = []  # by position, what may be trained on
-        # by position, the memory while that task is trained: nothing of the task itself
-        self.memory: list[Ints] = []
-        self.memory_after: list[Ints] = []
-        fifo = work.policy == "fifo"
-        ranks = [
-            keyed_random.uniforms(size, self.seed, "memory-rank", self.name, p)
-            for p, size in enumerate(sizes)
-        ]
-        traits = Traits(
-            np.concatenate(ranks), self.task, None if labels is None else labels[self.rows]
-        )
-        store: Ints = np.zeros(0, np.int64)
-        for p, (size, known) in enumerate(zip(sizes, stream.known(column), strict=True)):
-            numbers = np.arange(starts[p], starts[p] + size)
+        self.samples: list[Ints] = []
+        for p in range(len(self.test)):
+            numbers = np.flatnonzero(self.task == p)
             spare = NOTHING
-            if work.hold_back:
+            if self.work.hold_back:
                 if traits.label is None:
                     raise ValueError(
                         "holding samples back needs the labels: Plan(..., labels=dataset.y)"
                     )
-                order = keyed_random.permutation(size, self.seed, "hold-back", self.name, p)
+                key = (self.seed, "hold-back", self.name, p)
+                order = keyed_random.permutation(len(numbers), *key)
                 spare = a_tenth_of_each_class(numbers[order], traits.label)
             self.held_back.append(np.sort(spare))
             self.samples.append(np.setdiff1d(numbers, spare))
+
+    def _memory_over_tasks(self, known: Sequence[int], traits: Traits) -> None:
+        """The replay memory while each task is trained, without samples of that task, and after it.
+
+        `known`: for each task, how many the client was known to have when that one began.
+        """
+        self.memory: list[Ints] = []
+        self.memory_after: list[Ints] = []
+        policy = POLICIES[self.work.policy]
+        store = NOTHING
+        for p, samples in enumerate(self.samples):
             self.memory.append(store)
             if self.trained[p]:
-                mine = self.samples[p]
-                shuffled = mine[
-                    keyed_random.permutation(len(mine), self.seed, "memory", self.name, p)
-                ]
-                admit = admitted_per_task(capacity, known, work.per_task) if fifo else work.per_task
-                store = POLICIES[work.policy](store, shuffled, admit, capacity, traits)
+                key = (self.seed, "memory", self.name, p)
+                shuffled = samples[keyed_random.permutation(len(samples), *key)]
+                admit = self.work.per_task
+                if self.work.policy == "fifo":
+                    admit = admitted_per_task(self.capacity, known[p], admit)
+                store = policy(store, shuffled, admit, self.capacity, traits)
             self.memory_after.append(store)
 
     @property
@@ -145,21 +157,22 @@ class Plan:
         return self.blocks if rule == "all" else self.own
 
     def held_back_until(self, p: int) -> Ints:
-        """What was kept back of the tasks trained so far."""
-        return np.concatenate(
-            [NOTHING, *(self.held_back[q] for q in range(p + 1) if self.trained[q])]
-        )
+        """What was held back of the tasks trained so far."""
+        trained = [self.held_back[q] for q in range(p + 1) if self.trained[q]]
+        return np.concatenate([NOTHING, *trained])
 
     def task_at(self, g: int) -> int:
-        """The position at global round g; -1: nothing to do, as when another seed's run takes
-        longer."""
-        return int(self.position[g]) if g < len(self.position) else -1
+        """The task index at global round g; -1: none, as when another seed's run takes longer."""
+        if g >= len(self.position):
+            return -1
+        return int(self.position[g])
 
     def ends(self, g: int) -> int | None:
-        """The position whose task ends for this client with global round g, if it ever worked on
-        it."""
+        """The index of the task that ends with global round g, if the client has trained on it."""
         p = self.task_at(g)
-        return p if p >= 0 and g == self._rounds[p][-1] and self.trained[p] else None
+        if p < 0 or g != self._rounds[p][-1] or not self.trained[p]:
+            return None
+        return p
 
     @property
     def batch_width(self) -> int:
@@ -188,7 +201,7 @@ class Plan:
         return np.concatenate([self.samples[q] for q in range(p + 1) if q == p or self.trained[q]])
 
     def last_round(self, p: int) -> Round:
-        """The client's part in the last round at a position that it has trained on."""
+        """The client's part in the last round of a task that it has trained on."""
         rounds = self._rounds[p]
         last = self.round(int(rounds[self.active[rounds]][-1]))
         assert last is not None
@@ -208,9 +221,8 @@ class Plan:
         size = min(self.work.batch, len(samples))
         batch = np.full((self.work.epochs, steps * size), -1, np.int64)
         for epoch in range(self.work.epochs):
-            batch[epoch, : len(samples)] = samples[
-                keyed_random.permutation(len(samples), "shuffle", *key, epoch)
-            ]
+            order = keyed_random.permutation(len(samples), "shuffle", *key, epoch)
+            batch[epoch, : len(samples)] = samples[order]
         batch = batch.reshape(self.work.epochs * steps, size)
 
         return Round(
@@ -228,14 +240,12 @@ class Plan:
         )
 
     def _memory_batches(self, p: int, steps: int, key: tuple[keyed_random.Key, ...]) -> Ints:
-        """For each step a random batch of the memory without replacement; all of it, if it is small
-        enough."""
+        """For each step a random batch of the memory without replacement; of a small one, all."""
         store = self.memory[p]
         if len(store) <= self.work.memory_batch:
             return np.tile(store, (steps, 1))
-        order = np.argsort(
-            keyed_random.uniforms((steps, len(store)), "memory-batch", *key), axis=1, kind="stable"
-        )
+        ranks = keyed_random.uniforms((steps, len(store)), "memory-batch", *key)
+        order = np.argsort(ranks, axis=1, kind="stable")
         return store[order[:, : self.work.memory_batch]]
 
 
@@ -244,12 +254,12 @@ def a_tenth_of_each_class(shuffled: Ints, label: Ints) -> Ints:
     each class at least one sample stays. `label`: by sample number."""
     mine = label[shuffled]
     order = np.argsort(mine, kind="stable")
-    first, count = (np.searchsorted(mine[order], mine, side=side) for side in ("left", "right"))
-    count = count - first
+    first = np.searchsorted(mine[order], mine, side="left")
+    count = np.searchsorted(mine[order], mine, side="right") - first
     place = np.zeros_like(first)  # of each sample within its class
     place[order] = np.arange(len(mine)) - first[order]
-    # A class's samples spread evenly between 0 and 1: the lowest of all are as many of each class
-    # as it has tenths.
+    # A class's samples are spread evenly between 0 and 1: the lowest tenth has a tenth of each.
     depth = np.where(place < count - 1, (place + 0.5) / count, np.inf)
     wanted = max(1, int(HOLD_BACK * len(mine)))
-    return shuffled[np.argsort(depth, kind="stable")[: min(wanted, int(np.isfinite(depth).sum()))]]
+    possible = int(np.isfinite(depth).sum())
+    return shuffled[np.argsort(depth, kind="stable")[: min(wanted, possible)]]

@@ -13,7 +13,7 @@ from fedmes.scenario.stream import Stream
 
 @dataclass(frozen=True)
 class Source:
-    """A data set and the rule that deals it out to clients for a seed."""
+    """A data set and the rule that partitions it for a seed."""
 
     dataset: Dataset
     stream: Callable[[int], Stream]
@@ -29,7 +29,8 @@ class Source:
             return self.dataset.statistics
         if self.dataset.train_count is not None:
             return statistics(x[: self.dataset.train_count])
-        at_first = [client.tasks[: stream.known(k)[0]] for k, client in enumerate(stream.clients)]
-        return statistics(
-            x, np.unique(np.concatenate([task.train for tasks in at_first for task in tasks]))
-        )
+        train = []
+        for k, client in enumerate(stream.clients):
+            known_at_first = client.tasks[: stream.known(k)[0]]
+            train += [task.train for task in known_at_first]
+        return statistics(x, np.unique(np.concatenate(train)))

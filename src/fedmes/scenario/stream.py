@@ -34,19 +34,35 @@ class Task:
     train: Ints  # rows of the data set
     test: Ints
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "block": list(self.block),
+            "classes": list(self.classes),
+            "train": self.train.tolist(),
+            "test": self.test.tolist(),
+        }
+
 
 @dataclass(frozen=True)
 class Client:
+    """One client's tasks."""
+
     name: str
     tasks: tuple[Task, ...]  # in the client's own order
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "tasks": [task.as_dict() for task in self.tasks]}
 
 
 @dataclass(frozen=True)
 class Stream:
+    """Every client's tasks and the rounds in which it works on them, for one seed."""
+
     seed: int
     classes: int  # of the whole data set
     clients: tuple[Client, ...]
-    position: Ints  # [round, client]: which of its tasks a client works on; -1: none
+    position: Ints  # [round, client]: the index of the client's current task; -1: none
     active: Ints  # [round, client]: 1 where the client takes part
     notes: tuple[str, ...] = ()  # what was not as asked, such as images held by two clients
     # the rounds before which tasks became known: all at first, or further ones later
@@ -66,64 +82,41 @@ class Stream:
     def followed_by(
         self, clients: Sequence[Client], classes: int, rounds: int, arrival: str
     ) -> Stream:
-        """With further tasks for some clients, which begin when all that was known before is
-        over."""
+        """With further tasks for some clients, which begin after all earlier tasks have ended."""
         further = {client.name: client.tasks for client in clients}
         before = [len(client.tasks) for client in self.clients]
         counts = [len(further.get(client.name, ())) for client in self.clients]
         position = schedule(counts, rounds, arrival, self.seed, before)
+        longer = []
+        for client in self.clients:
+            longer.append(replace(client, tasks=client.tasks + further.get(client.name, ())))
         return replace(
             self,
             classes=classes,
-            clients=tuple(
-                replace(c, tasks=c.tasks + further.get(c.name, ())) for c in self.clients
-            ),
+            clients=tuple(longer),
             position=np.concatenate([self.position, position]),
             active=np.concatenate([self.active, (position >= 0).astype(np.int64)]),
             parts=(*self.parts, len(self.position)),
         )
 
     def relabelled(self, classes: int) -> Stream:
-        """With every class id taken modulo the number of classes: tasks then share their
-        classes."""
-        clients = tuple(
-            replace(
-                client,
-                tasks=tuple(
-                    replace(
-                        task,
-                        block=_modulo(task.block, classes),
-                        classes=_modulo(task.classes, classes),
-                    )
-                    for task in client.tasks
-                ),
-            )
-            for client in self.clients
-        )
-        return replace(self, classes=classes, clients=clients)
+        """With class ids modulo the number of classes, so that tasks share their classes."""
+        clients = []
+        for client in self.clients:
+            tasks = []
+            for task in client.tasks:
+                block = _modulo(task.block, classes)
+                tasks.append(replace(task, block=block, classes=_modulo(task.classes, classes)))
+            clients.append(replace(client, tasks=tuple(tasks)))
+        return replace(self, classes=classes, clients=tuple(clients))
 
     def to_bytes(self) -> bytes:
-        clients = [
-            {
-                "name": client.name,
-                "tasks": [
-                    {
-                        "name": task.name,
-                        "block": list(task.block),
-                        "classes": list(task.classes),
-                        "train": task.train.tolist(),
-                        "test": task.test.tolist(),
-                    }
-                    for task in client.tasks
-                ],
-            }
-            for client in self.clients
-        ]
+        """As in `split.json`."""
         content = {
             "format": FORMAT,
             "seed": self.seed,
             "classes": self.classes,
-            "clients": clients,
+            "clients": [client.as_dict() for client in self.clients],
             "position": self.position.tolist(),
             "active": self.active.tolist(),
             "notes": list(self.notes),
@@ -144,14 +137,10 @@ class Stream:
             content = json.loads(path.read_bytes())
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r}, expected {FORMAT!r}")
-            clients = tuple(
-                Client(str(client["name"]), tuple(_task(task) for task in client["tasks"]))
-                for client in content["clients"]
-            )
             stream = Stream(
                 int(content["seed"]),
                 int(content["classes"]),
-                clients,
+                tuple(map(_client, content["clients"])),
                 _whole(content["position"]),
                 _whole(content["active"]),
                 tuple(map(str, content["notes"])),
@@ -166,14 +155,19 @@ class Stream:
 
 
 def combined_sha256(streams: Sequence[Stream]) -> str:
-    """The hash of a run's split: several seeds have several files, then it is the hash of their
-    hashes."""
+    """The hash of a run's split file; of several seeds' files, the hash of their hashes."""
     hashes = [stream.sha256() for stream in streams]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    if len(hashes) == 1:
+        return hashes[0]
+    return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
 def _modulo(labels: tuple[int, ...], classes: int) -> tuple[int, ...]:
     return tuple(sorted({label % classes for label in labels}))
+
+
+def _client(content: dict[str, Any]) -> Client:
+    return Client(str(content["name"]), tuple(map(_task, content["tasks"])))
 
 
 def _task(content: dict[str, Any]) -> Task:
@@ -196,42 +190,30 @@ def _whole(values: Any) -> Ints:
 def _check(stream: Stream) -> None:
     """What a file must satisfy before an engine may index with it."""
     shape = stream.position.shape
-    if (
-        not stream.clients
-        or len(shape) != 2
-        or shape[1] != len(stream.clients)
-        or shape != stream.active.shape
-    ):
+    if not stream.clients or shape[1:] != (len(stream.clients),) or shape != stream.active.shape:
         raise ValueError("the schedule does not fit the clients")
     if not 0 < stream.classes <= MOST_CLASSES:
         raise ValueError(f"{stream.classes} classes")
-    if (
-        stream.parts[:1] != (0,)
-        or list(stream.parts) != sorted(set(stream.parts))
-        or stream.parts[-1] >= shape[0]
-    ):
+    parts = list(stream.parts)
+    if parts[:1] != [0] or parts != sorted(set(parts)) or parts[-1] >= shape[0]:
         raise ValueError("the schedule's parts do not follow each other")
-    known = set(range(stream.classes))
     for column, client in enumerate(stream.clients):
         position = stream.position[:, column]
         if not client.tasks or position.min() < -1 or position.max() >= len(client.tasks):
             raise ValueError(f"the schedule of client {client.name} names a task it does not have")
         for task in client.tasks:
-            if not set(task.classes) <= set(task.block) or not set(task.block) <= known:
-                raise ValueError(
-                    f"client {client.name}, task {task.name}: classes outside the block"
-                )
-            if (
-                task.train.ndim != 1
-                or task.test.ndim != 1
-                or not len(task.train)
-                or not len(task.test)
-            ):
-                raise ValueError(
-                    f"client {client.name}, task {task.name}: no training or no test images"
-                )
-            if min(task.train.min(), task.test.min()) < 0:
-                raise ValueError(f"client {client.name}, task {task.name}: a negative row")
+            _check_task(task, f"client {client.name}, task {task.name}", stream.classes)
+
+
+def _check_task(task: Task, where: str, classes: int) -> None:
+    known = all(0 <= label < classes for label in task.block)
+    if not known or not set(task.classes) <= set(task.block):
+        raise ValueError(f"{where}: classes outside the block")
+    for rows in (task.train, task.test):
+        if rows.ndim != 1 or not len(rows):
+            raise ValueError(f"{where}: no training or no test images")
+        if rows.min() < 0:
+            raise ValueError(f"{where}: a negative row")
 
 
 def schedule(
@@ -241,26 +223,26 @@ def schedule(
     seed: int,
     before: Sequence[int] | None = None,
 ) -> Ints:
-    """position[round, client]: `rounds` rounds for each task. In lock step everybody begins a task
-    in the same round; staggered, each client waits a random while, up to as many rounds, before
-    each of its tasks. `before`: the tasks that each client has had already."""
+    """position[round, client]: `rounds` rounds for each task.
+
+    In lock step all clients begin a task in the same round; staggered, each waits a random number
+    of rounds, up to `rounds`, before each of its tasks. `before`: the number of tasks that each
+    client has had already.
+    """
     limits.check_schedule(len(task_counts), max(task_counts) * rounds)
     columns = []
     for k, count in enumerate(task_counts):
         start = before[k] if before else 0
         column: list[int] = []
         for t in range(start, start + count):
-            wait = (
-                keyed_random.integer(0, rounds, seed, "arrival", k, t)
-                if arrival == "staggered"
-                else 0
-            )
-            column += [-1] * wait + [t] * rounds
+            if arrival == "staggered":
+                column += [-1] * keyed_random.integer(0, rounds, seed, "arrival", k, t)
+            column += [t] * rounds
         columns.append(column)
-    length = max(map(len, columns))
-    return np.array(
-        [column + [-1] * (length - len(column)) for column in columns], np.int64
-    ).T.copy()
+    position = np.full((max(map(len, columns)), len(columns)), -1, np.int64)
+    for k, column in enumerate(columns):
+        position[: len(column), k] = column
+    return position
 
 
 def assemble(
@@ -273,14 +255,13 @@ def assemble(
 ) -> Stream:
     """A stream of the given clients, each taking part in every round in which it has a task."""
     position = schedule([len(client.tasks) for client in clients], rounds, arrival, seed)
-    return Stream(
-        seed, classes, tuple(clients), position, (position >= 0).astype(np.int64), tuple(notes)
-    )
+    active = (position >= 0).astype(np.int64)
+    return Stream(seed, classes, tuple(clients), position, active, tuple(notes))
 
 
 def with_absences(stream: Stream, fraction: float, drop: float) -> Stream:
-    """Not everybody in every round: a share of those with a task is asked, and some of these do not
-    answer."""
+    """Partial participation: per round a fraction of the clients with a task is asked, and some of
+    these drop out."""
     active = stream.active.copy()
     for g, row in enumerate(active):
         asked = np.flatnonzero(row)
