@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"No space left on device.*the last one is intact"):
         checkpoint.save(tmp_path, 2, {"a": torch.zeros(3)}, {"rounds_done": 2})
     tensors, about = checkpoint.latest(tmp_path)

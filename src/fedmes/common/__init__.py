@@ -1,2 +1,1 @@
-"""Small tools that know nothing of federated learning: whole files, size checks, progress bars,
-keyed randomness."""
+"""Small tools that know nothing of federated learning: files, size checks, bars, random keys."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and what files hold as one number."""
+"""Files that appear whole or not at all, and hashes of what they contain."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write what becomes this file at the end, so that nobody ever sees half of it, also
-    after a power loss and where several processes write it, as the page of a study."""
+    """Where to write what becomes this file at the end.
+
+    No reader ever sees half of it, also after a power loss and where several processes write it.
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -32,8 +34,20 @@ def replace_bytes(path: Path, data: bytes) -> None:
         part.write_bytes(data)
 
 
+def replace_private(path: Path, data: bytes) -> None:
+    """A file that only its owner reads. Unlike `whole`, always by way of the same name, so that
+    what a crash left there is overwritten."""
+    part = path.with_name(path.name + ".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        part.chmod(0o600)  # also where it was left over
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
 def sync(path: Path) -> None:
-    """A file's content, or the names in a folder, are on the disk from here on."""
+    """Flush a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -42,25 +56,30 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's bytes; of a folder, of the names and bytes of all files in it that are not
-    hidden."""
+    """Of a file's bytes; of a folder, of names and bytes of all files that are not hidden."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for inner in (Path(folder) / name for name in sorted(files) if not name.startswith(".")):
-            name = inner.relative_to(path).as_posix()
-            digest.update(f"{sha256_of(inner)} {name}\n".encode(errors="surrogateescape"))
+        for name in sorted(files):
+            if name.startswith("."):
+                continue
+            inner = Path(folder, name)
+            line = f"{sha256_of(inner)} {inner.relative_to(path).as_posix()}\n"
+            digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def first_link(directory: Path, closed: Collection[str] = ()) -> Path | None:
-    """A symbolic link somewhere in a directory: what is written or deleted there may lie elsewhere.
-    `closed`: folders of it whose content is others' business."""
+    """A symbolic link somewhere in a directory: what is written there may be elsewhere.
+
+    `closed`: folders in it that are not searched.
+    """
     for folder, folders, files in os.walk(directory):
-        for path in (Path(folder) / name for name in (*folders, *files)):
+        for name in (*folders, *files):
+            path = Path(folder, name)
             if path.is_symlink():
                 return path
         if Path(folder) == directory:

@@ -1,7 +1,7 @@
 """Random choices that are the same on every machine and in every version.
 
 Each choice has a key, for example (seed, "shuffle", client, task, round, epoch). SHA-256 of the key
-starts a splitmix64 sequence, a few lines of whole-number arithmetic that no library can change.
+starts a splitmix64 sequence, a few lines of integer arithmetic that no library can change.
 Nothing random ever needs to be stored: the key is enough.
 """
 
@@ -26,9 +26,8 @@ def _digest(key: tuple[Key, ...]) -> bytes:
 def uniforms(shape: int | tuple[int, ...], *key: Key) -> NDArray[np.float64]:
     """Uniform doubles in [0, 1), 53 bits each."""
     count = np.arange(1, 1 + int(np.prod(shape, dtype=np.int64)), dtype=np.uint64)
-    z = np.uint64(int.from_bytes(_digest(key)[:8], "little")) + count * np.uint64(
-        0x9E3779B97F4A7C15
-    )
+    start = np.uint64(int.from_bytes(_digest(key)[:8], "little"))
+    z = start + count * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = z ^ (z >> np.uint64(31))
@@ -41,19 +40,20 @@ def permutation(n: int, *key: Key) -> Ints:
 
 
 def integer(low: int, high: int, *key: Key) -> int:
-    """A whole number from low to high, both included."""
+    """An integer from low to high, both included."""
     return low + int(uniforms(1, *key)[0] * (high - low + 1))
 
 
 def seed62(*key: Key) -> int:
-    """A number of 62 bits, for a generator or a hash that takes one; small counts can be added
-    without overflow."""
+    """A number of 62 bits, as a seed; small counts can be added without overflow."""
     return int.from_bytes(_digest(key)[:8], "little") >> 2
 
 
 def gamma(shape: float, *key: Key) -> float:
-    """A number from a gamma distribution (Marsaglia and Tsang's rejection); shares of such numbers
-    are Dirichlet's."""
+    """A number from a gamma distribution (Marsaglia and Tsang's rejection).
+
+    Such numbers divided by their sum are from a Dirichlet distribution.
+    """
     boost = 1.0
     if shape < 1:
         boost = float(uniforms(1, *key, "boost")[0]) ** (1 / shape)

@@ -1,18 +1,16 @@
-"""Where a run stands, on disk, so that it can go on after anything:
-`checkpoint/round-N.safetensors`, `.json` (what is no tensor) and `.sha256` (the checksums of both,
-as sha256sum writes them).
+"""Checkpoints, from which an interrupted run is resumed.
 
-A checkpoint counts once its checksums are there, and these are written last; every file appears
-whole or not at all. Two generations are kept: if one is damaged, the one before it is used. A
-finished run keeps the last one, from which `fedmes extend` goes on; its tensors are the same bytes
-whenever the run is the same.
+A checkpoint is `checkpoint/round-N.safetensors`, `.json` (what is no tensor) and `.sha256` (the
+checksums of both, as sha256sum writes them). It counts once its checksums are there, and these are
+written last; every file appears whole or not at all. Two generations are kept: if one is damaged,
+the one before it is used. A finished run keeps the last one, which `fedmes extend` continues; its
+tensors are the same bytes whenever the run is the same.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -25,11 +23,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as dump
 
-from fedmes.common.files import sync
+from fedmes.common.files import replace_private, sync
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
-FOLDER, GENERATIONS = "checkpoint", 2
+FOLDER = "checkpoint"
+GENERATIONS = 2
 
 
 def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None:
@@ -39,27 +38,26 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
     content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        sums = [
-            _write(path, dump(content)),
-            _write(path.with_suffix(".json"), json.dumps(about).encode()),
-        ]
-        _write(path.with_suffix(".sha256"), "".join(sums).encode())
+        sums = _write(path, dump(content))
+        sums += _write(path.with_suffix(".json"), json.dumps(about).encode())
+        replace_private(path.with_suffix(".sha256"), sums.encode())
         sync(folder)  # only now may an older one go
     except OSError as error:
         for part in folder.glob("round-*.part"):
             part.unlink(missing_ok=True)
         there = "the last one is intact" if _rounds(folder) else "there is none yet"
         raise UserError(
-            f"{folder}: no checkpoint could be written ({error.strerror}); {there}; to go on: fedmes resume {run}"
+            f"{folder}: no checkpoint could be written ({error.strerror}); {there}; "
+            f"to go on: fedmes resume {run}"
         ) from None
     keep(run, GENERATIONS)
 
 
 def keep(run: Path, generations: int) -> None:
-    """Remove all but the newest ones, checksums first: without them a checkpoint no longer
-    counts."""
+    """Remove all but the newest ones, checksums first: without them a checkpoint does not count."""
     folder = run / FOLDER
-    kept = {f"round-{number:06d}" for number in _rounds(folder)[-generations:] if generations}
+    rounds = _rounds(folder)
+    kept = {f"round-{number:06d}" for number in rounds[max(0, len(rounds) - generations) :]}
     for path in sorted(folder.glob("round-*"), key=lambda path: path.suffix != ".sha256"):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
@@ -71,12 +69,10 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
     for number in reversed(_rounds(folder)):
         path = folder / f"round-{number:06d}.safetensors"
         try:
-            files = path, path.with_suffix(".json")
-            tensors, about = (file.read_bytes() for file in files)
-            if (
-                _sum(files[0].name, tensors) + _sum(files[1].name, about)
-                != path.with_suffix(".sha256").read_text()
-            ):
+            tensors = path.read_bytes()
+            about = path.with_suffix(".json").read_bytes()
+            sums = _sum(path.name, tensors) + _sum(f"{path.stem}.json", about)
+            if sums != path.with_suffix(".sha256").read_text():
                 raise ValueError("its checksums do not fit")
             return load(tensors), json.loads(about)
         except (OSError, ValueError, RecursionError, SafetensorError) as error:
@@ -89,7 +85,7 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
 
 
 def about(run: Path) -> dict[str, Any] | None:
-    """What the newest whole checkpoint says of itself, without its tensors."""
+    """What is no tensor in the newest whole checkpoint."""
     for number in reversed(_rounds(run / FOLDER)):
         path = run / FOLDER / f"round-{number:06d}.json"
         try:
@@ -102,7 +98,7 @@ def about(run: Path) -> dict[str, Any] | None:
 
 
 def clear(run: Path) -> None:
-    """Remove all checkpoints; what somebody else has put beside them stays."""
+    """Remove all checkpoints; files of others beside them stay."""
     keep(run, 0)
     with suppress(OSError):
         (run / FOLDER).rmdir()
@@ -123,7 +119,8 @@ class Schedule:
     """When to save: `checkpoint.every`."""
 
     def __init__(self, every: float | str, rounds_saved: int) -> None:
-        self.every, self.rounds_saved = every, rounds_saved
+        self.every = every
+        self.rounds_saved = rounds_saved
         self.last = time.monotonic()
 
     def due(self, task_ended: bool) -> bool:
@@ -132,7 +129,8 @@ class Schedule:
         return task_ended or time.monotonic() - self.last >= float(self.every)
 
     def saved(self, rounds: int) -> None:
-        self.last, self.rounds_saved = time.monotonic(), rounds
+        self.last = time.monotonic()
+        self.rounds_saved = rounds
 
 
 def _rounds(folder: Path) -> list[int]:
@@ -146,11 +144,6 @@ def _sum(name: str, data: bytes) -> str:
 
 
 def _write(path: Path, data: bytes) -> str:
-    """A private file that appears whole or not at all; its checksum."""
-    part = path.with_name(path.name + ".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    """Write a private file; its line of checksums."""
+    replace_private(path, data)
     return _sum(path.name, data)

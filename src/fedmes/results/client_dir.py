@@ -1,21 +1,22 @@
-"""A client directory: what a site keeps on its own disk, and what predicts there.
+"""A client directory: all that a trained client needs to predict.
 
 | file | holds |
 |---|---|
-| `model.safetensors` | the module's parameters, the entries `w.*` of what `build_predictor` returned |
-| `memory.npz` | the client's memory: raw samples `x`, labels `y`, task positions `task`, and `source` for mixed data |
-| `voters.npz` | the same of the samples that vote, where those are not the memory (`knn.memory=before`) |
-| `predictor.npz` | what else `build_predictor` returned; entries `store.*` are made again from the samples |
-| `client.json` | everything else, as `About` says |
+| `model.safetensors` | the parameters: entries `w.*` of what `build_predictor` returned |
+| `memory.npz` | the memory: samples `x`, labels `y`, task indices `task`, `source` of mixed data |
+| `voters.npz` | the same of the samples that vote, where these are others (`knn.memory=before`) |
+| `predictor.npz` | the other entries, without `store.*`, which is computed from the samples |
+| `client.json` | everything else, see `About` |
 
 Reading runs no code, and checks sizes before anything of that size is made.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from fedmes.common.files import sync
+from fedmes.common.files import replace_private, sync
 from fedmes.common.keyed_random import Ints
 from fedmes.common.npz import Header, read_arrays, read_headers
 from fedmes.config.options import Config
@@ -47,8 +48,7 @@ Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(mi
 
 
 class Statistics(BaseModel):
-    """By channel; where several data sets were normalised each by itself, by data set and
-    channel."""
+    """Per channel; of several data sets with their own normalisation, per data set and channel."""
 
     mean: Numbers | list[Numbers]
     std: Numbers | list[Numbers]
@@ -67,16 +67,16 @@ class About(BaseModel):
     # what the network sees: [C, H, W] or [D]
     shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]
     class_names: Annotated[list[str], Field(min_length=1)]
-    seen: list[Count]  # class ids that the client has met: what is chosen among
+    seen: list[Count]  # class ids that the client has met: the candidates without a task id
     blocks: list[list[Count]]  # class ids of each task
-    # and those of them that the client has; None in files of old
+    # and those of them that the client has; None in old files
     classes: list[list[Count]] | None = None
     tasks_learned: Count
-    learned: list[Count] | None = None  # which these are; None in files of old: all up to the last
-    position: Count  # the task learned last, from 0
+    learned: list[Count] | None = None  # which these are; None in old files: all up to the last
+    position: Count  # index of the task learned last
     memory_size: Count
-    normalisation: Statistics | None  # None: samples are float or whole numbers, taken as they are
-    # of what in the module was not trained, and is not stored here either
+    normalisation: Statistics | None  # None: samples are floats or integers, taken as they are
+    # of the parameters that were not trained, which are not stored here either
     frozen_sha256: str | None = None
     knn: dict[str, Any] | None = None  # only where a memory votes
     config: dict[str, Any]
@@ -96,15 +96,12 @@ class About(BaseModel):
             raise ValueError(
                 f"classes: of {len(self.classes)} tasks, blocks are of {len(self.blocks)}"
             )
-        if any(
-            label >= classes
-            for labels in (self.seen, *self.blocks, *(self.classes or ()))
-            for label in labels
-        ):
+        ids = itertools.chain(self.seen, *self.blocks, *(self.classes or ()))
+        if max(ids, default=0) >= classes:
             raise ValueError(f"seen, blocks and classes: class ids are below {classes}")
         if self.position >= len(self.blocks):
             raise ValueError(f"position: {self.position} with {len(self.blocks)} tasks")
-        if any(task > self.position for task in self.learned or ()):
+        if max(self.learned or (), default=0) > self.position:
             raise ValueError(
                 f"learned: {self.learned}, where the last task learned is {self.position}"
             )
@@ -113,19 +110,20 @@ class About(BaseModel):
     def statistics(self) -> Normalisation | None:
         if self.normalisation is None:
             return None
-        rows = [
-            values if isinstance(values[0], list) else [values]
-            for values in (self.normalisation.mean, self.normalisation.std)
-        ]
-        mean, std = (tuple(tuple(source) for source in values) for values in rows)
-        channels = {self.shape[0]}
-        if (
-            {len(v) for v in mean + std} != channels
-            or len(mean) != len(std)
-            or min(min(v) for v in std) <= 0
-        ):
-            raise ValueError(f"normalisation: does not fit samples of {self.shape[0]} channels")
+        mean = _per_source(self.normalisation.mean)
+        std = _per_source(self.normalisation.std)
+        channels = self.shape[0]
+        fits = {len(values) for values in mean + std} == {channels} and len(mean) == len(std)
+        if not fits or min(map(min, std)) <= 0:
+            raise ValueError(f"normalisation: does not fit samples of {channels} channels")
         return Normalisation(mean, std)
+
+
+def _per_source(values: Any) -> tuple[tuple[float, ...], ...]:
+    """Statistics of one or several sources, as they are in the file, by source."""
+    if not isinstance(values[0], list):
+        values = [values]
+    return tuple(map(tuple, values))
 
 
 @dataclass(frozen=True)
@@ -147,7 +145,7 @@ class Stored:
 def save_model(path: Path, entries: Tensors) -> None:
     """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
     content = {name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}
-    _replace(path, lambda part: part.write_bytes(save(content)))
+    replace_private(path, save(content))
 
 
 def save_client(
@@ -161,25 +159,46 @@ def save_client(
     frozen_sha256: str | None = None,
     position: int | None = None,
 ) -> None:
-    """`frozen_sha256`: of the network (`Net`); `position`: the task that was learned last; left
-    out: the last one there is. Each file appears whole or not at all, `client.json` last."""
-    # what a client remembers is its own business
+    """Each file appears whole or not at all, `client.json` last.
+
+    `frozen_sha256`: of the network (`Net`); `position`: index of the task learned last, default:
+    the last one there is.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    directory.chmod(0o700)
-    last = plan.tasks - 1 if position is None else position
-    learned = [p for p in range(last + 1) if plan.trained[p]]
-    last = learned[-1] if learned else 0
-    beside = {name: t for name, t in predictor.items() if not name.startswith(("w.", "store."))}
+    directory.chmod(0o700)  # what a client remembers is private
+    end = plan.tasks if position is None else position + 1
+    learned = [p for p in range(end) if plan.trained[p]]
+    last = max(learned, default=0)
 
     save_model(directory / "model.safetensors", predictor)
     _save_samples(directory / "memory.npz", dataset, plan, plan.memory_after[last])
     if "theta" in predictor and config.knn.memory == "before":
         _save_samples(directory / "voters.npz", dataset, plan, plan.memory[last])
-    _save_arrays(
-        directory / "predictor.npz",
-        {name: t.detach().cpu().numpy() for name, t in sorted(beside.items())},
-    )
-    about = About(
+    beside = {}
+    for name in sorted(predictor):
+        if not name.startswith(("w.", "store.")):
+            beside[name] = predictor[name].detach().cpu().numpy()
+    _save_arrays(directory / "predictor.npz", beside)
+    about = _about(config, dataset, normalisation, plan, predictor, learned, frozen_sha256)
+    text = json.dumps(about.model_dump(), indent=2) + "\n"
+    replace_private(directory / "client.json", text.encode())
+    sync(directory)
+
+
+def _about(
+    config: Config,
+    dataset: Dataset,
+    normalisation: Normalisation | None,
+    plan: Plan,
+    predictor: Tensors,
+    learned: list[int],
+    frozen_sha256: str | None,
+) -> About:
+    last = max(learned, default=0)
+    knn = None
+    if "theta" in predictor:
+        knn = config.knn.model_dump() | {"theta": float(predictor["theta"])}
+    return About(
         format=2,
         client=plan.name,
         benchmark=config.benchmark,
@@ -194,16 +213,11 @@ def save_client(
         learned=learned,
         position=last,
         memory_size=plan.capacity,
-        normalisation=None if normalisation is None else _statistics(normalisation),
+        normalisation=_statistics(normalisation),
         frozen_sha256=frozen_sha256,
-        knn=config.knn.model_dump() | {"theta": float(predictor["theta"])}
-        if "theta" in predictor
-        else None,
+        knn=knn,
         config=config.as_dict(),
     )
-    text = json.dumps(about.model_dump(), indent=2) + "\n"
-    _replace(directory / "client.json", lambda part: part.write_text(text, encoding="utf-8"))
-    sync(directory)
 
 
 def _save_samples(path: Path, dataset: Dataset, plan: Plan, numbers: Ints) -> None:
@@ -215,31 +229,18 @@ def _save_samples(path: Path, dataset: Dataset, plan: Plan, numbers: Ints) -> No
 
 
 def _save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    def write(part: Path) -> None:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-
-    _replace(path, write)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    replace_private(path, content.getvalue())
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """A file that only its owner reads, and that nobody ever sees half of. Unlike `files.whole`
-    always by way of the same name: samples that a crash left there are overwritten, not left
-    lying."""
-    part = path.with_name(path.name + ".part")
-    write(part)
-    part.chmod(0o600)
-    sync(part)
-    os.replace(part, path)
-
-
-def _statistics(normalisation: Normalisation) -> Statistics:
-    one = len(normalisation.mean) == 1
-    mean, std = (
-        list(values[0]) if one else [list(source) for source in values]
-        for values in (normalisation.mean, normalisation.std)
-    )
-    return Statistics(mean=mean, std=std)
+def _statistics(normalisation: Normalisation | None) -> Statistics | None:
+    if normalisation is None:
+        return None
+    if len(normalisation.mean) == 1:
+        return Statistics(mean=list(normalisation.mean[0]), std=list(normalisation.std[0]))
+    mean = [list(values) for values in normalisation.mean]
+    return Statistics(mean=mean, std=[list(values) for values in normalisation.std])
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -256,14 +257,11 @@ def read_client(directory: Path) -> Stored:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     weights = _read_weights(directory / "model.safetensors")
-    beside = {
-        name: torch.from_numpy(values)
-        for name, values in _read_arrays(directory / "predictor.npz").items()
-    }
+    arrays = _read_arrays(directory / "predictor.npz")
+    beside = {name: torch.from_numpy(values) for name, values in arrays.items()}
     before = about.knn is not None and config.knn.memory == "before"
-    voters, tasks = _read_samples(
-        directory / ("voters.npz" if before else "memory.npz"), about, normalisation
-    )
+    samples = "voters.npz" if before else "memory.npz"
+    voters, tasks = _read_samples(directory / samples, about, normalisation)
     return Stored(about, config, normalisation, weights, beside, voters, tasks)
 
 
@@ -295,8 +293,7 @@ def _read_about(path: Path) -> tuple[About, Config]:
 
 
 def _read_weights(path: Path) -> Tensors:
-    """The file is as long as its tensors are, so it cannot ask for more memory than it takes on the
-    disk."""
+    """The file is as long as its tensors, so it asks for no more memory than it takes on disk."""
     try:
         tensors = load_file(path)
     except FileNotFoundError:
@@ -308,7 +305,8 @@ def _read_weights(path: Path) -> Tensors:
     for name, t in tensors.items():
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise UserError(
-                f"{path}: {name} has values that are not finite; this client has diverged or is damaged"
+                f"{path}: {name} has values that are not finite; "
+                "this client has diverged or is damaged"
             )
     return tensors
 
@@ -316,34 +314,37 @@ def _read_weights(path: Path) -> Tensors:
 def _read_samples(
     path: Path, about: About, normalisation: Normalisation | None
 ) -> tuple[Dataset, Ints]:
-    shape, mixed = about.shape, normalisation is not None and len(normalisation.mean) > 1
-    sample = tuple(shape) if len(shape) == 1 else (shape[1], shape[2], shape[0])
-    kinds = {"x": "float32" if normalisation is None else "uint8", "y": "int64", "task": "int64"}
-    kinds |= {"source": "int64"} if mixed else {}
+    """The samples in a file, and the task index of each."""
+    limits = {"y": len(about.class_names), "task": len(about.blocks)}
+    if normalisation is not None and len(normalisation.mean) > 1:
+        limits["source"] = len(normalisation.mean)
+    sample = tuple(about.shape)
+    if len(sample) == 3:
+        sample = (*sample[1:], sample[0])  # channels last
 
     def check(found: dict[str, Header]) -> None:
-        if missing := [name for name in kinds if name not in found]:
-            raise ValueError(f"there is no array {missing[0]}")
+        for name in ("x", *limits):
+            if name not in found:
+                raise ValueError(f"there is no array {name}")
         count = found["y"].shape[:1]
-        if normalisation is None and found["x"].dtype == np.int64:
-            kinds["x"] = "int64"
-        for name, kind in kinds.items():
-            needed = (*count, *(sample if name == "x" else ()))
-            if found[name] != Header(needed, np.dtype(kind)):
-                has = found[name]
-                raise ValueError(
-                    f"{name} is {has.dtype} of shape {has.shape}; needed is {kind} of {needed}"
-                )
+        kind = "uint8"
+        if normalisation is None:
+            kind = "int64" if found["x"].dtype == np.int64 else "float32"
+        _check_header("x", found["x"], kind, count + sample)
+        for name in limits:
+            _check_header(name, found[name], "int64", count)
 
     arrays = _read_arrays(path, check)
-    counts = {"y": len(about.class_names), "task": len(about.blocks)}
-    counts |= {"source": len(normalisation.mean)} if normalisation is not None and mixed else {}
-    for name, limit in counts.items():
+    for name, limit in limits.items():
         if not ((arrays[name] >= 0) & (arrays[name] < limit)).all():
             raise UserError(f"{path}: {name} has values outside 0..{limit - 1}")
-    return Dataset(
-        arrays["x"], arrays["y"], tuple(about.class_names), source=arrays.get("source")
-    ), arrays["task"]
+    names = tuple(about.class_names)
+    return Dataset(arrays["x"], arrays["y"], names, source=arrays.get("source")), arrays["task"]
+
+
+def _check_header(name: str, has: Header, kind: str, shape: tuple[int, ...]) -> None:
+    if has != Header(shape, np.dtype(kind)):
+        raise ValueError(f"{name} is {has.dtype} of shape {has.shape}; needed is {kind} of {shape}")
 
 
 def _read_arrays(

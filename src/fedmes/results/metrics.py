@@ -31,8 +31,7 @@ def accuracy_after(acc: Floats) -> Floats:
 
 
 def forgetting_after(acc: Floats) -> Floats:
-    """F[..., t]: how far each earlier task has fallen from its best, on average; 0 at the first
-    task."""
+    """F[..., t]: the mean drop of the earlier tasks from their best; 0 at the first task."""
     tasks = acc.shape[-1]
     f = np.full(acc.shape[:-1], np.nan)
     f[..., 0] = np.where(np.isnan(acc[..., 0, 0]), np.nan, 0.0)
@@ -65,20 +64,18 @@ def _last(values: Floats) -> Floats:
 
 def summary(acc: Floats) -> dict[str, Any]:
     """The numbers of `result.json` for one kind of score."""
-    a, f = accuracy_after(acc), forgetting_after(acc)
+    a = accuracy_after(acc)
+    f = forgetting_after(acc)
     per_seed = {
         "acc_all": accuracy_of_seeds(acc),
         "fr": forgetting_of_seeds(acc),
         "acc_final": mean(_last(a), axis=1),
         "fr_final": mean(_last(f[..., 1:]), axis=1),
     }
-    numbers: dict[str, Any] = {
-        name: {
-            "mean": _plain(mean(values)),
-            "std": _plain(mean((values - mean(values)) ** 2) ** 0.5),
-        }
-        for name, values in per_seed.items()
-    }
+    numbers: dict[str, Any] = {}
+    for name, values in per_seed.items():
+        std = mean((values - mean(values)) ** 2) ** 0.5
+        numbers[name] = {"mean": _plain(mean(values)), "std": _plain(std)}
     numbers["acc_task"] = [_plain(v) for v in mean(mean(a, axis=1), axis=0)]
     numbers["fr_task"] = [_plain(v) for v in mean(mean(f, axis=1), axis=0)]
     numbers["acc_client"] = [_plain(v) for v in mean(mean(a, axis=2), axis=0)]
@@ -90,15 +87,17 @@ def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:
     tasks = acc.shape[-1]
     last = np.stack([_last(acc[..., i]) for i in range(tasks)], axis=-1)
     fresh = np.diagonal(acc, axis1=-2, axis2=-1)
-    return [float(mean(fresh[..., i])) for i in range(tasks)], [
-        float(mean(last[..., i])) for i in range(tasks)
-    ]
+    learned = [float(mean(fresh[..., i])) for i in range(tasks)]
+    kept = [float(mean(last[..., i])) for i in range(tasks)]
+    return learned, kept
 
 
 def paired_interval(differences: Floats) -> tuple[Floats, Floats]:
-    """Where the mean of paired differences [..., seed] lies with 95 % confidence, by Student's t:
-    if two methods are equal, one run in twenty has an interval without zero in it. For two seeds or
-    more."""
+    """The 95 % confidence interval of the mean of paired differences [..., seed], by Student's t.
+
+    If two methods are equal, one run in twenty has an interval without zero in it. It takes two
+    seeds or more.
+    """
     count = differences.shape[-1]
     middle = differences.mean(axis=-1)
     reach = t_quantile(count - 1) * differences.std(axis=-1, ddof=1) / math.sqrt(count)
@@ -108,17 +107,26 @@ def paired_interval(differences: Floats) -> tuple[Floats, Floats]:
 @cache
 def t_quantile(freedom: int, share: float = 0.95) -> float:
     """How many standard errors to each side of zero hold this share of Student's t."""
-    low, high = 0.0, math.pi / 2
+    low = 0.0
+    high = math.pi / 2
     while low < (angle := (low + high) / 2) < high:
-        low, high = (angle, high) if _share_within(angle, freedom) < share else (low, angle)
+        if _share_within(angle, freedom) < share:
+            low = angle
+        else:
+            high = angle
     return math.sqrt(freedom) * math.tan(high)
 
 
 def _share_within(angle: float, freedom: int) -> float:
-    """Of Student's t, what lies within sqrt(freedom) tan(angle) of zero: a finite sum, since the
-    degrees of freedom are a whole number (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    odd, cos = freedom % 2, math.cos(angle)
-    term, total = cos if odd else 1.0, 0.0
+    """The share of Student's t within sqrt(freedom) tan(angle) of zero.
+
+    It is a finite sum, since the degrees of freedom are an integer (Abramowitz and Stegun, 26.7.3
+    and 26.7.4).
+    """
+    odd = freedom % 2
+    cos = math.cos(angle)
+    term = cos if odd else 1.0
+    total = 0.0
     for power in range(odd, freedom - 1, 2):
         total += term
         term *= cos * cos * (power + 1) / (power + 2)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import os
 import platform
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,15 +29,17 @@ from fedmes.errors import UserError
 from fedmes.results import metrics
 from fedmes.results.metrics import Floats
 
-# The columns of rounds.csv: whose row it is, what the method reports, what the engine counts. A
-# method may report more, under other names than these.
+# The columns of rounds.csv: the client's round, what the method reports, what the engine counts.
+# A method may report more, under other names than these.
 PLACE = ("seed", "task", "round", "client")
 REPORTED = ("loss", "lambda", "rule2", "distance")
 COUNTED = ("up_bytes", "down_bytes", "seconds", "left_out", "reason")
 ROUND_COLUMNS = (*PLACE, *REPORTED, *COUNTED)
 
-# in the directory of a finished run: the same run, made anew, until that is finished too
+# in the directory of a finished run: the same run once more, until that is finished too
 AGAIN = "again"
+
+T = TypeVar("T")
 
 SECONDS = ("train", "eval", "compile", "total", "communication_modelled")
 
@@ -46,7 +49,7 @@ class Result:
     """What a run measured. `acc` and its kin are [seed, client, t, i]."""
 
     config: Config
-    split_sha256: str | None  # None: the data lies with real sites
+    split_sha256: str | None  # None: the data is with real sites
     parameters: int
     # "acc", "acc_masked" and, with a memory vote, "acc_nolip", "acc_masked_nolip"
     accuracy: dict[str, Floats]
@@ -60,9 +63,9 @@ class Result:
     # rounds' lambda, rule2, distance: means
     by_task: dict[str, list[float | None]] = field(default_factory=dict)
     left_out: int = -1  # updates that were not finite; -1: counted from the rounds
-    # who was not with the others at the end, and why
+    # sites that were excluded at the end, with the reason
     sites_left_out: dict[str, str] = field(default_factory=dict)
-    # SHA-256 of own method, own model, data
+    # SHA-256 of custom method, custom model, data
     made_from: dict[str, str | None] = field(default_factory=dict)
     reused: bool = False  # it was there already
 
@@ -71,11 +74,12 @@ class Result:
             self.left_out = sum(row["left_out"] for row in self.rounds)
 
     def __repr__(self) -> str:
-        scores = "; ".join(
-            f"{score} Acc_ALL {numbers['acc_all']['mean']:.3f}, final {numbers['acc_final']['mean']:.3f}"
-            for score, numbers in self.metrics.items()
-        )
-        return f"<{self.config.method} on {self.config.benchmark}: {scores}>"
+        scores = []
+        for score, numbers in self.metrics.items():
+            overall = numbers["acc_all"]["mean"]
+            final = numbers["acc_final"]["mean"]
+            scores.append(f"{score} Acc_ALL {overall:.3f}, final {final:.3f}")
+        return f"<{self.config.method} on {self.config.benchmark}: {'; '.join(scores)}>"
 
     @property
     def acc(self) -> Floats:
@@ -99,9 +103,9 @@ class Result:
 
     @property
     def further_notes(self) -> list[str]:
-        """Notes that are not said of a site that was left out."""
-        said = {f"{name}: {reason}" for name, reason in self.sites_left_out.items()}
-        return [note for note in self.notes if note not in said]
+        """Notes other than those about sites that were left out."""
+        of_sites = {f"{name}: {reason}" for name, reason in self.sites_left_out.items()}
+        return [note for note in self.notes if note not in of_sites]
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `result.json`."""
@@ -139,13 +143,15 @@ class Result:
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
         table = io.StringIO()
-        columns = dict.fromkeys((*ROUND_COLUMNS, *(name for row in self.rounds for name in row)))
+        columns = dict.fromkeys(itertools.chain(ROUND_COLUMNS, *self.rounds))
         writer = csv.DictWriter(table, columns, restval="")
         writer.writeheader()
-        writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rounds)
+        for row in self.rounds:
+            writer.writerow({name: cell(value) for name, value in row.items()})
         replace_text(directory / "rounds.csv", table.getvalue())
+        accuracy: dict[str, Any] = dict(sorted(self.accuracy.items()))
         with whole(directory / "accuracy.npz") as part, part.open("wb") as file:
-            np.savez_compressed(file, **dict(sorted(self.accuracy.items())))  # type: ignore[arg-type]
+            np.savez_compressed(file, **accuracy)
         replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
         self.directory = directory
 
@@ -155,42 +161,30 @@ def load(directory: Path) -> Result:
     try:
         content = json.loads((directory / "result.json").read_bytes())
         accuracy = read_arrays(directory / "accuracy.npz")
-        rounds: list[dict[str, Any]] = []
-        if (directory / "rounds.csv").exists():
-            with (directory / "rounds.csv").open(newline="") as file:
-                rounds = [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
-        if (stored := _read_config(directory)) is None:
+        rounds = _read_rounds(directory / "rounds.csv")
+        stored = _read_config(directory)
+        if stored is None:
             raise ValueError("config.toml cannot be read")
         config = configuration.stored(stored, directory)
-        shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
-        if not {"acc", "acc_masked"} <= accuracy.keys() or {
-            (a.shape, a.dtype) for a in accuracy.values()
-        } != {(shape, np.dtype(np.float64))}:
-            raise ValueError(f"accuracy.npz does not hold accuracies of shape {shape}")
-        split, share, peak = (
-            content["split_sha256"],
-            content["memory_share"],
-            content["peak_memory_bytes"],
-        )
+        _check_accuracy(accuracy, config)
+        seconds = content["seconds"]
+        excluded = content.get("sites_left_out", {})
         return Result(
-            config,
-            None if split is None else str(split),
-            int(content["parameters"]),
-            accuracy,
-            {name: int(content["communication"][name]) for name in ("up_bytes", "down_bytes")},
-            {
-                name: float(content["seconds"][name])
-                for name in dict.fromkeys((*SECONDS, *content["seconds"]))
-            },
-            None if share is None else float(share),
-            rounds,
-            [str(note) for note in content["notes"]],
-            None if peak is None else int(peak),
-            directory,
-            dict(content.get("by_task", {})),
-            int(content["left_out"]),
-            {str(name): str(reason) for name, reason in content.get("sites_left_out", {}).items()},
-            dict(content.get("made_from", {})),
+            config=config,
+            split_sha256=_optional(str, content["split_sha256"]),
+            parameters=int(content["parameters"]),
+            accuracy=accuracy,
+            communication={name: int(content["communication"][name]) for name in COUNTED[:2]},
+            seconds={name: float(seconds[name]) for name in dict.fromkeys((*SECONDS, *seconds))},
+            memory_share=_optional(float, content["memory_share"]),
+            rounds=rounds,
+            notes=[str(note) for note in content["notes"]],
+            peak_memory_bytes=_optional(int, content["peak_memory_bytes"]),
+            directory=directory,
+            by_task=dict(content.get("by_task", {})),
+            left_out=int(content["left_out"]),
+            sites_left_out={str(name): str(reason) for name, reason in excluded.items()},
+            made_from=dict(content.get("made_from", {})),
         )
     except UserError:
         raise
@@ -199,9 +193,27 @@ def load(directory: Path) -> Result:
         raise UserError(f"{directory}: holds no finished run ({error})") from None
 
 
+def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else kind(value)
+
+
+def _read_rounds(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
+
+
+def _check_accuracy(accuracy: Mapping[str, Floats], config: Config) -> None:
+    shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
+    found = {(scores.shape, scores.dtype) for scores in accuracy.values()}
+    complete = {"acc", "acc_masked"} <= accuracy.keys()
+    if not complete or found != {(shape, np.dtype(np.float64))}:
+        raise ValueError(f"accuracy.npz does not hold accuracies of shape {shape}")
+
+
 def stored_config(directory: Path) -> dict[str, Any] | None:
-    """The configuration a directory was made with, which its checkpoint has, too; None if it holds
-    no run."""
+    """The configuration of a run, also from its checkpoint; None if the directory has no run."""
     if (content := _read_config(directory)) is not None:
         return content
     if not directory.is_dir():
@@ -213,8 +225,7 @@ def stored_config(directory: Path) -> dict[str, Any] | None:
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
-    """None also for a file that ends too early: half of it is another configuration, and the
-    versions come last."""
+    """None also for a truncated file: half of it is another configuration, versions come last."""
     try:
         content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -236,7 +247,7 @@ def finished(directory: Path, config: Config) -> bool:
 
 
 def default_directory(config: Config) -> Path:
-    """A name that says what was run, and differs where the configuration does."""
+    """A name with benchmark and method, and a hash of the configuration."""
     content = config.as_dict()
     content["engine"].pop("stack")  # what fits in memory at the moment is no part of what is run
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
@@ -244,18 +255,20 @@ def default_directory(config: Config) -> Path:
 
 
 def resume_command(directory: Path, config: Config) -> str:
-    """What goes on with a run. Python files are named, since what only a directory names is not
-    imported."""
+    """The command that resumes a run.
+
+    It names Python files, since what only a directory names is not imported.
+    """
     place = directory.parent if directory.name == AGAIN else directory
     words = ["fedmes", "resume", str(place)]
     for flag, name in (("--method", config.method), ("--model", config.model.name)):
-        words += [flag, name] if plugins.in_a_file(name) else []
+        if plugins.in_a_file(name):
+            words += [flag, name]
     return shlex.join(words)
 
 
 def check_claim(directory: Path, config: Config) -> None:
-    """Refuse a directory that holds anything but this run, or links, through which files of others
-    would be written."""
+    """Refuse a directory that holds anything but this run, or links to files elsewhere."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"out: {directory} is a file")
     if not directory.is_dir() or all(_left_by_a_start(path) for path in directory.iterdir()):
@@ -264,11 +277,13 @@ def check_claim(directory: Path, config: Config) -> None:
         raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")
     if differing := _difference(stored, comparable(config)):
         raise UserError(
-            f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); choose another directory"
+            f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); "
+            "choose another directory"
         )
     if (link := first_link(directory, ("federation", "sites"))) is not None:
         raise UserError(
-            f"out: {link} is a link, and a run writes and deletes only in its own directory; remove it"
+            f"out: {link} is a link, "
+            "and a run writes and deletes only in its own directory; remove it"
         )
 
 
@@ -278,8 +293,10 @@ def _left_by_a_start(path: Path) -> bool:
 
 
 def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
-    """Make the directory this run's own; nothing in it is deleted. `versions`: of what runs it;
-    left out: what is installed."""
+    """Reserve the directory for this run; nothing in it is deleted.
+
+    `versions`: of the software that runs it, default: what is installed.
+    """
     check_claim(directory, config)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -289,14 +306,16 @@ def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = 
 
 
 def replace_by_again(directory: Path) -> None:
-    """What was made anew takes the place of what was there before. Both count only with their
-    `result.json`: wherever this is interrupted one of them is whole, and calling it again ends
-    it."""
-    anew = directory / AGAIN
+    """The repeated run takes the place of the first one.
+
+    Both count only with their `result.json`: wherever this is interrupted one of them is whole, and
+    calling it again ends it.
+    """
+    repeated = directory / AGAIN
     (directory / "result.json").unlink(missing_ok=True)
-    for path in sorted(anew.iterdir(), key=lambda path: path.name == "result.json"):
+    for path in sorted(repeated.iterdir(), key=lambda path: path.name == "result.json"):
         _move_over(path, directory / path.name)
-    anew.rmdir()
+    repeated.rmdir()
 
 
 def _move_over(path: Path, target: Path) -> None:
@@ -326,20 +345,22 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    flat_stored, flat_new = configuration.dotted(stored), configuration.dotted(new)
-    keys = sorted(flat_stored.keys() | flat_new.keys())
-    return [
-        f"{key}: {flat_stored.get(key)} there, {flat_new.get(key)} here"
-        for key in keys
-        if flat_stored.get(key) != flat_new.get(key)
-    ]
+    there = configuration.dotted(stored)
+    here = configuration.dotted(new)
+    return _differences(there, here, there.keys() | here.keys())
 
 
 def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:
     """Where what was asked for differs from a stored configuration; what was left open does not."""
-    asked, there = config.asked(), configuration.dotted(stored)
-    return [
-        f"{key}: {there.get(key)} there, {asked[key]} here"
-        for key in sorted(asked)
-        if there.get(key) != asked[key]
-    ]
+    asked = config.asked()
+    return _differences(configuration.dotted(stored), asked, asked.keys())
+
+
+def _differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]
+) -> list[str]:
+    differing = []
+    for key in sorted(keys):
+        if there.get(key) != here.get(key):
+            differing.append(f"{key}: {there.get(key)} there, {here.get(key)} here")
+    return differing
