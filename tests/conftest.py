@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import sys
 import warnings
@@ -22,7 +23,13 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-LONGEST = ["test_federation", "test_stacked", "test_resume", "test_flower"]  # the longest one first
+LONGEST = [
+    "test_federation",
+    "test_stacked",
+    "test_resume",
+    "test_compiled",
+    "test_oracle",
+]  # the longest one first
 
 
 def pytest_configure(config):
@@ -35,6 +42,13 @@ def pytest_collection_modifyitems(items):
     them at the end."""
     place = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.module.__name__, len(LONGEST)))
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU, and torch finds none")
+    if item.get_closest_marker("flower") and importlib.util.find_spec("flwr") is None:
+        pytest.skip("Flower is not installed (pip install 'fedmes[flower]')")
 
 
 @pytest.fixture

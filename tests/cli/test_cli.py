@@ -26,6 +26,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_help_does_not_import_torch(tmp_path):
     code = "import sys, fedmes.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
@@ -48,6 +49,7 @@ def test_list(tmp_path):
     assert fedmes("list", "colours", cwd=tmp_path)[0] == 2
 
 
+@pytest.mark.slow
 def test_run_prints_a_table_and_writes_a_directory(tmp_path):
     status, out, err = fedmes("run", *SMALL, cwd=tmp_path)
     assert (status, err) == (0, "")
@@ -66,11 +68,13 @@ def test_run_prints_a_table_and_writes_a_directory(tmp_path):
     assert printed in out
 
 
+@pytest.mark.slow
 def test_quiet_prints_the_directory_only(tmp_path):
     status, out, _ = fedmes("run", "-q", *SMALL, "--out", "here", cwd=tmp_path)
     assert (status, out) == (0, "here\n")
 
 
+@pytest.mark.slow
 def test_configuration_file_and_options(tmp_path):
     """Options come before the file, the file before the benchmark; a plain value is a section's
     first key."""
@@ -126,6 +130,7 @@ def test_own_model_and_own_method_from_files(tmp_path):
     assert result["method"] == "mine.py:Alone"
 
 
+@pytest.mark.slow
 def test_compare_reuses_finished_runs(tmp_path):
     arguments = ("compare", *SMALL, "--methods", "fedavg,fedmes", "--out", "c")
     status, out, err = fedmes(*arguments, cwd=tmp_path)
@@ -207,6 +212,7 @@ def refused(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_bad_options_are_refused_in_one_line(refused):
     if __import__("torch").cuda.is_available():
         pytest.skip("this machine has a CUDA device, so asking for one is no error")
@@ -232,6 +238,7 @@ def test_bad_own_data_is_refused(refused, tmp_path, changes, expected):
     assert "own.npz" in message
 
 
+@pytest.mark.slow
 def test_own_data_says_how_many_clients_there_are(refused, tmp_path):
     np.savez(tmp_path / "own.npz", **arrays())
     assert "has 2; leave the option out" in refused("--data", "own.npz", "--clients", "3")
@@ -259,6 +266,7 @@ def test_toml_with_an_unknown_key_names_it(refused, tmp_path):
     assert "c.toml: not a TOML file" in refused("c.toml")
 
 
+@pytest.mark.slow
 def test_a_directory_with_another_run_is_left_alone(refused, tmp_path):
     assert fedmes("run", "-q", *SMALL, "--out", "o", cwd=tmp_path)[0] == 0
     kept = (tmp_path / "o/result.json").read_bytes()

@@ -129,6 +129,7 @@ def options(keys, most):
     return some.lists(pair, max_size=most).map(dict)
 
 
+@pytest.mark.slow
 @cases(300)
 @given(
     options(FIELDS, 6),
@@ -169,6 +170,7 @@ def accepted(key, value):
     return True
 
 
+@pytest.mark.slow
 @cases(110)
 @given(options(FIELDS.keys() - SLOW, 12), some.sampled_from(MORE["method"]))
 def test_tiny_runs(chosen, method):

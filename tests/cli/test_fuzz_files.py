@@ -116,6 +116,7 @@ def learn(path, image_size=None):
         runner.execute(prepare(made), Path(folder) / "out")
 
 
+@pytest.mark.slow
 @cases(90)
 @given(changed_arrays())
 def test_any_arrays(made):
@@ -191,6 +192,7 @@ ODD_PLACES = [
 ]
 
 
+@pytest.mark.slow
 @cases(60)
 @given(
     some.dictionaries(
@@ -259,6 +261,7 @@ NAMES += [
 ]
 
 
+@pytest.mark.slow
 @cases(130)
 @given(some.data())
 def test_any_result_directory(runs, data):

@@ -94,6 +94,7 @@ def test_compare(terminal):
     assert status == 0 and seen.count("reused") == 2
 
 
+@pytest.mark.slow
 def test_reproduce(terminal):
     words = [
         "reproduce",
@@ -134,6 +135,7 @@ def test_an_error(terminal):
     ]
 
 
+@pytest.mark.slow
 def test_control_c(tmp_path):
     """Typed once, when the bar shows the first round."""
     master, slave = pty.openpty()

@@ -240,6 +240,7 @@ def odd(tmp_path, monkeypatch):
     return ["=1+1", "$\\frac{$"]
 
 
+@pytest.mark.slow
 def test_names_in_latex_csv_and_figures(odd, command, tmp_path):
     status, out, _ = command(
         "report", *odd, "--out", "r.html", "--csv", "t.csv", "--latex", "t.tex", "--figures", "f"

@@ -19,6 +19,7 @@ from helpers.waiting import HANGS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_snippet_of_the_readme_runs(tmp_path):
     """Each Python block is saved under the name in its first line; then the commands that use them
     are run."""
@@ -61,6 +62,7 @@ SMALLER = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
     """Python blocks are saved under the name in their first line, then the page's commands run in

@@ -46,6 +46,7 @@ def test_too_few_classes(tmp_path, monkeypatch):
         fedmes.run(benchmark="split-miniimagenet", out=tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
     """Each source is normalised by itself, in both engines alike."""

@@ -276,6 +276,7 @@ app.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_is_killed", [False, True])
 def test_two_processes_at_once(cifar, tmp_path, first_is_killed):
     """The second waits for the first, which is held up by the server; nothing is lost and nothing

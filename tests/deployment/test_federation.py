@@ -23,6 +23,8 @@ from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint, run_dir
 from helpers.waiting import HANGS, until
 
+pytestmark = [pytest.mark.slow, pytest.mark.flower]
+
 TINY = {
     "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "mlp",
     "model.width": 6, "memory.size": 6, "synthetic.classes": 2, "synthetic.train": 12, "synthetic.test": 4,

@@ -19,7 +19,7 @@ from fedmes.results import client_dir
 from helpers import inprocess
 from helpers.flower_runs import loop
 
-pytestmark = pytest.mark.usefixtures("clock")
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
 
 
 def draw(folder, rng, label, count):
@@ -64,6 +64,7 @@ OWN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "policy"), [("fedmes", "ring"), ("fedweit", "ring"), ("fedmes-plus", "balanced")]
 )
@@ -89,6 +90,7 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_tasks_arrive_when_they_arrive(own, tmp_path):
     """One site has a third task first; nobody told how many there would be."""
     options = OWN | {"data.path": str(own), "method": "fedmes", "tasks": 2}
@@ -137,6 +139,7 @@ def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatc
     ).all()
 
 
+@pytest.mark.slow
 def test_the_server_waits_for_new_tasks(own, tmp_path):
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}
     agreed = agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 60.0})

@@ -21,10 +21,6 @@ from helpers.forked import fedmes
 ROOT = Path(__file__).parents[2]
 
 
-def flower():
-    pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
-
-
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -32,8 +28,8 @@ def mode(path):
 # --- certificates and keys ------------------------------------------------------------------------
 
 
+@pytest.mark.flower
 def test_authority_and_server_certificate(tmp_path):
-    flower()
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -69,8 +65,8 @@ def test_authority_and_server_certificate(tmp_path):
     assert mode(files.key) == 0o600
 
 
+@pytest.mark.flower
 def test_a_server_with_these_certificates_is_trusted_by_its_authority_only(tmp_path):
-    flower()
     import ssl
 
     from fedmes.deployment.certificates import make_server
@@ -116,8 +112,8 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
+@pytest.mark.flower
 def test_site_init(tmp_path, pictures):
-    flower()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -17,10 +17,6 @@ linux = pytest.mark.skipif(
 )
 
 
-def flower():
-    pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
-
-
 # --- the supervisor -------------------------------------------------------------------------------
 
 
@@ -140,11 +136,12 @@ def test_nothing_survives_a_supervisor_that_is_killed(tmp_path):
 # --- Flower ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.flower
+@pytest.mark.slow
 @linux
 def test_a_stopped_federation_leaves_nothing(tmp_path):
     """Ctrl-C as soon as the SuperLink is there. A second signal does not cut the taking down
     short."""
-    flower()
     command = [
         sys.executable,
         "-m",

@@ -15,6 +15,8 @@ from fedmes.report.write import write_report
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
+pytestmark = pytest.mark.flower
+
 # The command with the two halves of Flower's app called directly, as its processes would call them.
 COMMAND = """
 import shutil, sys
@@ -78,6 +80,7 @@ def at_a_terminal(arguments, folder):
     return status, re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
 
 
+@pytest.mark.slow
 def test_the_bar_moves_on_a_terminal(tmp_path):
     status, shown = at_a_terminal(["federation", "up", *TINY, "--out", "here"], tmp_path)
     assert status == 0, shown
@@ -98,6 +101,7 @@ def task(folder, classes):
             draw(folder / part / label, count, 60 * value)
 
 
+@pytest.mark.slow
 def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
     """A new class comes to one of two sites: the status, the stream, the table and result.json say
     so."""

@@ -10,6 +10,7 @@ import fedmes
 from helpers.engine_runs import assert_equal_states, engines, prepared_with
 
 
+@pytest.mark.slow
 def test_compiled_equals_plain():
     """torch.compile on this machine's compiler; the same numbers to rounding."""
     prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 2, "model.width": 6})

@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-if not torch.cuda.is_available():
-    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 convolutions = pytest.importorskip("fedmes.engines.stacked.grouped_conv", reason="needs Triton")
+
+pytestmark = pytest.mark.gpu
 
 SHAPES = [  # images, clients, channels in and out, side, kernel, padding
     (10, 5, 3, 32, 32, 3, 1), (10, 5, 32, 32, 32, 3, 1), (7, 3, 64, 128, 8, 3, 1), (4, 2, 32, 64, 14, 5, 2),

@@ -22,7 +22,7 @@ from helpers import inprocess
 from helpers.flower_runs import TINY, flower, loop
 from helpers.waiting import HANGS
 
-pytestmark = pytest.mark.usefixtures("clock")
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
 
 
 def same(one, other, out, there):
@@ -42,6 +42,7 @@ def same(one, other, out, there):
 # --- equal to the loop ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_the_same_on_sites(method, tmp_path):
     options = TINY | {"method": method}
@@ -52,6 +53,7 @@ def test_every_method_is_the_same_on_sites(method, tmp_path):
     assert got.left_out == 0 and not [note for note in got.notes if "answer" in note]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
     options = TINY | {
@@ -64,6 +66,7 @@ def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
     assert not [note for note in got.notes if "times" in note]
 
 
+@pytest.mark.slow
 def test_the_same_in_flowers_own_simulation(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "time", time)  # other processes work while the server waits
     options = TINY | {"method": "fedweit", "clients": 2}
@@ -76,6 +79,7 @@ def test_the_same_in_flowers_own_simulation(tmp_path, monkeypatch):
 # --- interruptions --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 @pytest.mark.parametrize("when", ["train", "evaluate"])
 def test_a_server_that_dies_goes_on(method, when, tmp_path, monkeypatch):
@@ -131,6 +135,7 @@ def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
         third.train(0, broadcast)
 
 
+@pytest.mark.slow
 def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
     options = TINY | {"method": "fedmes", "rounds": 3}
     grid = inprocess.simulated(tmp_path / "out", 3)
@@ -154,6 +159,7 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
     assert np.isfinite(result.acc[0, :2, 1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
 def test_a_message_that_died_with_its_supernode_is_sent_again(kind, tmp_path, clock):
     """The SuperNode is back before the SuperLink has missed it, so nobody says that the message is
@@ -210,6 +216,7 @@ def test_what_cannot_be_read_is_left_out(tmp_path):
 # --- real sites -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_flower_the_rest_works(tmp_path):
     code = (
         "import sys; sys.modules['flwr'] = None\n"

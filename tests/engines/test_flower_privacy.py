@@ -15,7 +15,7 @@ from fedmes.experiment.prepare import prepare
 from helpers import inprocess
 from helpers.flower_runs import TINY, flower
 
-pytestmark = pytest.mark.usefixtures("clock")
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
 
 
 FACTS = {
@@ -33,6 +33,7 @@ FACTS = {
 WORK = {"position", "index", "samples", "report", "seconds"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedweit", "fedrep", "local-er"])
 def test_nothing_private_leaves_a_site(method, tmp_path):
     options = TINY | {"method": method, "data.image_size": 6}

@@ -94,6 +94,7 @@ class Broken(FedAvg):
         }
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_left_out():
     engine = engine_of({}, own={"method": Broken})
     rows = engine.round(0)

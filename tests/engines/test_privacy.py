@@ -17,6 +17,8 @@ from fedmes.errors import UserError
 from fedmes.experiment import simulation
 from fedmes.experiment.prepare import prepare
 
+pytestmark = pytest.mark.flower
+
 CASES = [(e, d) for e in (0.001, 0.1, 0.5, 1.0, 8.0, 16.0, 100.0) for d in (1e-12, 1e-5, 1e-2)]
 
 

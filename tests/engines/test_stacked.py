@@ -22,17 +22,20 @@ from helpers.engine_runs import (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_whole_runs_are_equal(method):
     """Staggered, which is harder than lock step."""
     assert_equal_runs(prepared_with({"method": method}, staggered=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedmes"])
 def test_whole_runs_in_lock_step_are_equal(method):
     assert_equal_runs(prepared_with({"method": method}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_weights_are_equal_after_a_round_in_float32(method):
     prepared = prepared_with({"method": method, "engine.precision": "float32", "optim.name": "sgd"})
@@ -41,11 +44,13 @@ def test_weights_are_equal_after_a_round_in_float32(method):
     assert_equal_states(loop, stacked, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [1, 3, 6])
 def test_chunks_change_nothing(stack):
     assert_equal_runs(prepared_with({}, staggered=True), stack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_lanes_change_nothing(threads):
     before = torch.get_num_threads()
@@ -59,6 +64,7 @@ def test_lanes_change_nothing(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,6 +108,7 @@ def test_options_are_equal(options):
     assert_equal_runs(prepared)
 
 
+@pytest.mark.slow
 def test_seeds_together_equal_seeds_alone(tmp_path):
     options = {key: value for key, value in AWKWARD.items() if key != "seeds"} | {
         "engine": "stacked"
@@ -123,6 +130,7 @@ class Broken(FedAvg):
         }
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_left_out():
     assert_equal_runs(prepared_with({}, own={"method": Broken}))
 
@@ -141,6 +149,7 @@ class Grouped(nn.Module):
         return self.body(x)
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own():
     base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
     prepared = prepare(config.load(None, base | {"model": "own.py:Grouped"}), {"model": Grouped})
@@ -177,6 +186,7 @@ def test_activations_are_counted_without_the_weights():
 
 
 # a CPU without bf16 falls back, and torch says so at length
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn")
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_other_precisions_run(tmp_path, precision):
@@ -217,6 +227,7 @@ def test_a_network_that_cannot_be_stacked_is_trained_by_the_loop(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 def test_tasks_that_arrive_at_different_times():
     """Also rounds in which nobody has anything to do, and seeds that take longer than others."""
     prepared = prepared_with(

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -14,6 +15,7 @@ from fedmes.experiment.prepare import prepare
 from helpers.forked import fedmes
 
 
+@pytest.mark.slow
 def test_bench_prints_the_agreed_json(tmp_path, monkeypatch):
     """With fewer steps than it takes to measure anything."""
     options = bench._options

@@ -20,6 +20,7 @@ SMALL = {"benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 2, "epoch
 Usage = namedtuple("Usage", "total used free")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedweit", "local"])
 @pytest.mark.parametrize("models", ["all", "none"])
 def test_the_estimate_is_close(method, models, tmp_path):
@@ -64,6 +65,7 @@ def test_what_the_directory_holds_counts_as_free(tmp_path, monkeypatch):
                 disk_space.check(prepared, tmp_path / "o")
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_at_the_end(tmp_path, monkeypatch):
     """Models cannot be written: the run is not finished, and goes on from its last round."""
     whole = fedmes.run(out=tmp_path / "whole", **SMALL)
@@ -107,6 +109,7 @@ print(again.acc.tobytes() == whole.acc.tobytes(), len(again.rounds) == len(whole
 """
 
 
+@pytest.mark.slow
 def test_a_real_disk_that_fills_up(tmp_path):
     enter = ["unshare", "--user", "--map-root-user", "--mount"]
     if (

@@ -37,6 +37,7 @@ def tables(directory):
     return run_dir.load(directory).accuracy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_equal_to_trainings_of_their_own(engine, tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": engine})
@@ -67,6 +68,7 @@ def test_equal_to_trainings_of_their_own(engine, tmp_path):
         seen.append(got.accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_of_every_method(method, tmp_path):
     """No method trains otherwise because it will be judged otherwise."""
@@ -83,6 +85,7 @@ def test_of_every_method(method, tmp_path):
         np.testing.assert_equal(tables(tmp_path / "runs" / name), alone.accuracy)
 
 
+@pytest.mark.slow
 def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
     options = config.load(
         None, TINY | {"method": "fedmes", "engine.name": "loop", "checkpoint.every": "round"}
@@ -158,6 +161,7 @@ def test_which_runs_of_a_study_are_one_training(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_two_studies_share_their_trainings(tmp_path, capsys):
     words = ["reproduce", "table1", "table1-block", "--benchmarks", "synthetic", "--clients", "2"]
     words += ["--seeds", "0", "--methods", "fedavg,fedmes", "--out", str(tmp_path)]

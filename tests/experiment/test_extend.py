@@ -68,6 +68,7 @@ def without_seconds(result):
     return [{key: value for key, value in row.items() if key != "seconds"} for row in result.rounds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedweit", "ditto", "flwf", "joint"])
 def test_the_same_as_one_run_over_all_tasks(method, parts, tmp_path):
     """To the last bit: weights, the state to go on from, accuracies and rounds."""
@@ -89,6 +90,7 @@ def test_the_same_as_one_run_over_all_tasks(method, parts, tmp_path):
     assert files(tmp_path / "short") == before  # the run it began with stays as it is
 
 
+@pytest.mark.slow
 def test_stacked_up_to_rounding(parts, tmp_path):
     """Padding depends on the longest task and the fullest memory of the whole run, and rounding on
     padding."""
@@ -103,6 +105,7 @@ def test_stacked_up_to_rounding(parts, tmp_path):
     np.testing.assert_array_equal(longer.acc, whole.acc)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedrep", "flwf"])
 def test_new_classes(method, tmp_path):
     """The head grows. Rows of classes not yet seen do not move, so it is as if they had been there
@@ -139,6 +142,7 @@ def test_new_classes(method, tmp_path):
     assert longer.acc[..., 3, 3].mean() > 0.3  # of eight classes: the new ones are learned
 
 
+@pytest.mark.slow
 def test_a_killed_extension_is_resumed(parts, tmp_path):
     first, then, _ = parts
     run(first, tmp_path / "short", engine="loop")

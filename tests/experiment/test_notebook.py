@@ -90,6 +90,7 @@ def told(tmp_path_factory):
     return json.loads(output.text)
 
 
+@pytest.mark.slow
 def test_a_model_and_a_method_of_a_cell_train_in_both_engines(told):
     loop, stacked, unplaced = (np.array(acc) for acc in told["acc"].values())
     assert loop.shape == (1, 2, 2, 2) and np.isfinite(loop[:, :, 1]).all()

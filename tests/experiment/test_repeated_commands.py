@@ -96,6 +96,7 @@ def test_made_again_the_old_one_stays_until_the_new_one_is_there(out, command):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, 18, 4))
 def test_interrupted_while_the_new_one_takes_the_olds_place(step, out, monkeypatch):
     whole, calls, replace = bits(out), [], run_dir.os.replace
@@ -238,6 +239,7 @@ def test_files_are_on_the_disk_before_they_get_their_names(out, monkeypatch):
 # --- what cannot be printed -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_sign(trained_runs, command, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
@@ -246,6 +248,7 @@ def test_a_terminal_without_the_sign(trained_runs, command, monkeypatch):
     assert b"0.0" in out.buffer.getvalue() and b" ? 0." in out.buffer.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("list", "methods"), ("resume", "-q", "OUT")])
 def test_output_that_cannot_be_written(words, once):
     command = [

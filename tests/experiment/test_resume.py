@@ -51,6 +51,7 @@ def files(out):
     return accuracy, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 def test_killed_at_random_moments(engine, method, tmp_path):
@@ -98,6 +99,7 @@ def stopped_after(done, out, /, **options):
     return sorted((out / "checkpoint").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "no checksum", "both"])
 def test_a_damaged_checkpoint(tmp_path, damage):
     whole = fedmes.run(
@@ -129,7 +131,7 @@ def test_a_damaged_checkpoint(tmp_path, damage):
     assert len(resumed.rounds) == len(whole.rounds)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 def test_on_a_gpu_to_1e_6(tmp_path, method):
     asked = {
@@ -202,6 +204,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert not list((tmp_path / "checkpoint").glob("*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
@@ -216,6 +219,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     assert checkpoint.latest(out) is not None
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so(tmp_path):
     out = tmp_path / "out"
     asked = arguments("stacked", "fedmes", out)
@@ -230,6 +234,7 @@ def test_a_finished_run_says_so(tmp_path):
     assert "holds no run" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_file_keeps_every_bit(engine, tmp_path):
     """After each round: what a checkpoint brings back trains on exactly as the run itself does."""

@@ -84,6 +84,7 @@ def accuracy(folder):
         return {name: arrays[name].tobytes() for name in arrays.files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["method", "model", "data"])
 def test_run_after_an_edit(kind, here, command):
     words = [
@@ -127,6 +128,7 @@ def test_run_after_an_edit(kind, here, command):
     assert "reused" in command(*words, "--out", "o")[2]
 
 
+@pytest.mark.slow
 def test_compare_checks_all_before_it_trains(here, command):
     words = ["compare", "--data", "own.npz", *SMALL, "--out", "c", "--methods"]
     assert command(*words, "fedavg,mine.py:Mine")[0] == 0
@@ -178,6 +180,7 @@ def stop(progress):
     raise Enough
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["method", "data"])
 def test_resume_after_an_edit(kind, here, command):
     options = {"rounds": 2, "epochs": 1, "engine": "loop", "checkpoint": {"every": "round"}}
@@ -199,6 +202,7 @@ def test_resume_after_an_edit(kind, here, command):
     np.testing.assert_array_equal(run_dir.load(here / "o").acc, whole.acc)
 
 
+@pytest.mark.slow
 def test_extend_after_an_edit(here, command):
     with np.load("own.npz") as arrays:
         later = dict(arrays) | {"task": arrays["task"] + 10}
@@ -234,6 +238,7 @@ def test_extend_after_an_edit(here, command):
     )
 
 
+@pytest.mark.slow
 def test_reproduce_after_an_edit(here, command):
     words = [
         "reproduce",
@@ -275,6 +280,7 @@ def test_reproduce_after_an_edit(here, command):
     assert command(*words)[0] == 0
 
 
+@pytest.mark.slow
 def test_from_python(here):
     from fedmes.methods import FedAvg
 

@@ -73,6 +73,7 @@ def test_events_are_the_numbers_of_the_result_directory(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_second_attempt_replaces_the_events_of_the_first(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     run(tmp_path, "--tensorboard")

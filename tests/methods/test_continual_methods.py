@@ -39,6 +39,7 @@ class UniformFedAGEM(FedAGEM):
     average = "uniform"
 
 
+@pytest.mark.slow
 def test_property_1_fedmes_without_pull_and_vote_is_fedagem():
     """lambda 0, theta 0, uniform weights, local models: bit for bit, with rule 2 in use."""
     fedmes_ = Run({"fedmes.lambda": 0.0, "knn.theta": 0.0})
@@ -50,6 +51,7 @@ def test_property_1_fedmes_without_pull_and_vote_is_fedagem():
     assert max(rule2) > 0
 
 
+@pytest.mark.slow
 def test_fedagem_averages_by_samples_and_is_judged_by_the_global_model(runs):
     run = runs("fedagem")
     sizes = [len(site.plan.samples[2]) for site in run.engine.sites[0]]
@@ -159,6 +161,7 @@ def test_flwf_is_fedavg_in_the_first_task():
     assert float(distance(flwf.servers[-1], fedavg.servers[-1])) > 1e-4
 
 
+@pytest.mark.slow
 def test_flwf_2t_with_all_weight_on_the_labels_is_fedavg():
     flwf = Run({"method": "flwf-2t", "flwf2t.alpha": 1.0, "flwf2t.beta": 0.0})
     assert_same_training(flwf, Run({"method": "fedavg"}))
@@ -235,6 +238,7 @@ def test_local_er_steps_on_batch_and_memory():
     close(method.step(state, {}, points((2.0, 0.0)), points(), CONTEXT)["w.p"], (0.2, 0.0))
 
 
+@pytest.mark.slow
 def test_joint_walks_the_samples_of_all_tasks_so_far(runs):
     plans = [site.plan for site in runs("joint").engine.sites[0]]
     for plan in plans:

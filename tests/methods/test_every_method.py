@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("unrehearsed")
 # --- the contract: every method -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_all_entries_exist_from_the_start_in_their_final_shape(method, runs):
     """Engines allocate a client's state once: nothing may appear, vanish or change its shape
@@ -53,6 +54,7 @@ def test_adam_lives_for_a_round(method, runs):
             assert float(value) == pytest.approx(1 - 0.9 ** (steps / share), abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedrep", "flwf-2t", "local-er", "fedmes-plus"])
 def test_a_step_is_one_graph(method, monkeypatch):
     """torch.compile traces the stacked step as a whole; `eager` traces only, without a compiler."""

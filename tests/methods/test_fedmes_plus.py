@@ -97,6 +97,7 @@ def test_moving_keeps_an_image_an_image(key, height, width, channels):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "size", "usual"),
     [(3, 16, "flip"), (1, 14, "shift"), (1, 13, "none"), (3, 13, "none")],
@@ -172,6 +173,7 @@ def test_the_first_task_is_fedavgs():
         assert_same(mine, theirs, 1e-12)
 
 
+@pytest.mark.slow
 def test_halfway_between_own_and_averaged_predicts():
     for model, own in {None: 0.5, "personal": 1.0, "global": 0.0}.items():
         run = Run({"method": "fedmes-plus", "eval.model": model})

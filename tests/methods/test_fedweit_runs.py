@@ -279,6 +279,7 @@ def test_there_must_be_a_hidden_layer():
     assert str(refused.value) == "method fedweit: model linear has no hidden layer to decompose"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"kb": "all_previous"}, {"retroactive": True}], ids=str)
 def test_options_are_equal_in_both_engines(options):
     """Whole staggered runs in float64: one client without a first round, one that misses a task."""

@@ -80,6 +80,7 @@ def test_votes_are_mixed_with_probabilities(method, runs):
 # --- a memory's capacity counted in batches -------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["fifo", "reservoir", "balanced", "ring"])
 @pytest.mark.parametrize("batch", [1, 50])
 def test_a_memory_of_seven_is_seven_samples(policy, batch, tmp_path):

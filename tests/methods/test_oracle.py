@@ -182,22 +182,26 @@ def near(found, wanted, where):
 ALL = sorted(METHODS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 def test_tasks_that_share_and_revisit_classes(method, tmp_path):
     agree(method, Data(tmp_path, AGAIN), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 def test_tasks_that_share_classes_of_which_a_client_has_some(method, tmp_path, monkeypatch):
     agree(method, Objects(monkeypatch), tmp_path, rounds=1, batch=20, memory=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 def test_adam_in_small_batches_with_a_memory_that_overflows(method, tmp_path):
     memory = {"size": [5, 7], "per_task": 4, "batch": 2, "policy": "fifo"}
     agree(method, Data(tmp_path), tmp_path, optim=ADAM, rounds=1, epochs=2, batch=3, memory=memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 def test_clients_who_come_late_and_stay_away(method, tmp_path):
     agree(
@@ -209,6 +213,7 @@ def test_clients_who_come_late_and_stay_away(method, tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 def test_further_tasks_with_new_classes(method, tmp_path):
     then = {"a": [(6, 0)], "b": [(2, 5), (6, 7)]}
@@ -301,18 +306,21 @@ def named(cases):
     return [pytest.param(*case, id="-".join([case[0], *case[1]])) for case in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "options"), named(ON_BLOCKS))
 def test_options_where_clients_have_some_of_a_tasks_classes(method, options, tmp_path):
     data = Blocks(**options.pop("stream", {}))
     agree(method, data, tmp_path, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "options"), named(ON_OWN_DATA))
 @pytest.mark.filterwarnings("ignore:.*is left out \\(not finite\\):RuntimeWarning")
 def test_options(method, options, tmp_path):
     agree(method, Data(tmp_path), tmp_path, **({"rounds": 1} | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "options"), named(ON_IMAGES))
 def test_options_of_images(method, options, tmp_path):
     agree(method, Data(tmp_path, images=True), tmp_path, rounds=1, **options)

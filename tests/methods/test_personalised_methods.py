@@ -78,6 +78,7 @@ def test_v6_ditto():
     assert torch.equal(method.build_predictor(state, broadcast, points())["w.p"], state["v.p"])
 
 
+@pytest.mark.slow
 def test_property_8_ditto_without_a_pull_is_local():
     """lambda 0: the personal models are those of `local`, bit for bit; with a pull they are not."""
     local, ditto = Run({"method": "local"}), Run({"method": "ditto", "ditto.lam": 0.0})
@@ -92,6 +93,7 @@ def test_property_8_ditto_without_a_pull_is_local():
     )
 
 
+@pytest.mark.slow
 def test_property_8_a_strong_pull_keeps_ditto_near_the_global_model():
     """lambda 100, SGD with a small step: v follows w; with lambda 0 it goes astray."""
     far = {}
@@ -198,6 +200,7 @@ def test_fedrep_needs_a_body():
 # --- kNN-Per --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_knnper_trains_fedavg(runs):
     """The same training; with theta 0, or without the vote, the same predictions."""
     fedavg, silent = Run({"method": "fedavg"}), Run({"method": "knn-per", "knn.theta": 0.0})

@@ -63,6 +63,7 @@ def in_both_engines(method, tmp_path):
     return runs["loop"]
 
 
+@pytest.mark.slow
 def test_a_method_by_path(tmp_path):
     assert len(METHOD.strip().splitlines()) <= 40
     file = tmp_path / "mine.py"

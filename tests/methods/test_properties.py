@@ -75,6 +75,7 @@ def test_property_2_without_memory_and_lambda_it_is_fedavg():
             )
 
 
+@pytest.mark.slow
 def test_property_2_averaging_by_samples_would_differ():
     """The clients hold different numbers of samples, so the test above tells uniform from weighted
     averaging."""
@@ -88,6 +89,7 @@ def test_property_2_averaging_by_samples_would_differ():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_property_2_with_a_fixed_lambda_it_is_fedprox(optimizer):
     """No memory, lambda 0.7: FedProx with mu 0.7, and not FedAvg."""
@@ -117,6 +119,7 @@ def test_property_2_with_the_papers_lambda_it_is_fedprox():
 # --- property 3: one training, with and without the memory's vote ---------------------------------
 
 
+@pytest.mark.slow
 def test_property_3_theta_0_is_nolip():
     """theta changes predictions only: one trajectory, and theta 0 predicts exactly what noLIP
     does."""
@@ -265,6 +268,7 @@ def planned(draw):
     return stream, Plan(stream, 0, draw(some.integers(0, 20)), work, labels)
 
 
+@pytest.mark.slow
 @fixed
 @given(planned())
 def test_property_6_memory(case):
@@ -330,6 +334,7 @@ def permuted(federation):
     return replace(federation, stream=stream, plans=plans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"method": "fedavg"}, {"model.dropout": 0.3}],
@@ -354,6 +359,7 @@ def test_property_9_permuting_clients_permutes_results(options):
         assert (twin.up_bytes, twin.down_bytes) == (row.up_bytes, row.down_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_property_9_same_seed_same_tensors(precision):
     """Bit for bit the same training and scores again; another seed differs."""
@@ -367,6 +373,7 @@ def test_property_9_same_seed_same_tensors(precision):
     )
 
 
+@pytest.mark.slow
 def test_property_9_seeds_of_one_run_do_not_touch_each_other():
     """A seed's tensors are the same alone and beside another seed."""
     alone, beside = Run({"seeds": [1]}), Run({"seeds": [0, 1]})

@@ -3,6 +3,7 @@ tests say so."""
 
 from itertools import pairwise
 
+import pytest
 import torch
 from torch.func import vmap
 
@@ -222,6 +223,7 @@ def test_exact_local_solves_minimise_the_moreau_envelope():
     assert all(abs(ratio - 0.375) < 1e-6 for ratio in ratios)
 
 
+@pytest.mark.slow
 def test_many_local_steps_of_rule1_solve_the_local_problem():
     """Theorem 2: rule 1, repeated, is the exact local solve that the envelope's fixed point
     needs."""

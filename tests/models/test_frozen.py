@@ -69,6 +69,7 @@ def frozen_values(method):
     return {name: t.clone() for name, t in parts.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_frozen_stays_and_is_no_state(method, engine):

@@ -123,6 +123,7 @@ def test_groups_are_the_same_at_every_stage(width, groups):
 # --- what they compute ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "options", "maps", "width"),
     [
@@ -203,6 +204,7 @@ def test_vit_by_hand():
     torch.testing.assert_close(last.embed(image), x.mean(1))
 
 
+@pytest.mark.slow
 def test_vit_seeks_neighbours_in_a_block():
     x = samples(3, *SMALL)
     plain, _ = tiny("vit")

@@ -37,6 +37,7 @@ def quick(name, **options):
     return prepared_with(QUICK | NETWORKS[name] | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_in_both_engines(name, method):
@@ -56,6 +57,7 @@ class Shallow(networks.ViT):
     depth = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", [Short, Shallow])
 def test_a_compiler_sees_one_graph(short):
     """What of a stacked step depends on the network: both gradients of [seed, client], forwards and
@@ -127,6 +129,7 @@ def test_images_in_any_layout(method, channels):
     assert_equal_runs(prepared_with(options, own={"model": Short}))
 
 
+@pytest.mark.slow
 def test_shortcuts_of_a_task_are_equal_in_both_engines():
     assert_equal_runs(
         quick("resnet18", method="fedweit", **{"fedweit.decompose_downsample": False})

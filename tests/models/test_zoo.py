@@ -76,6 +76,7 @@ def driven(made):
     return engine, [score for row in scores for score in row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "channels"), CASES)
 # torch's, of layers that it maps one by one
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -151,6 +152,7 @@ class Strict(nn.Module):
         return self.body(x.view(len(x), -1)).tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loop_calls_a_module_as_a_user_would(tables, method, channels):

@@ -30,6 +30,7 @@ TINY = {
 # --- it is what the engines compute ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):

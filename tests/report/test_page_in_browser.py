@@ -24,10 +24,14 @@ BROWSER = next(
 )
 DRIVER = shutil.which("chromedriver")
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or DRIVER is None,
-    reason="no browser here: chromium (or google-chrome) and chromedriver are needed on PATH",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        BROWSER is None or DRIVER is None,
+        reason="no browser here: chromium (or google-chrome) and chromedriver are needed on PATH",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -123,6 +123,7 @@ def test_a_patch_release_is_no_other_version(tmp_path):
     assert len(groups[0].runs) == 2 and not left_out
 
 
+@pytest.mark.slow
 def test_without_any_result_nothing_is_written(tmp_path):
     broken_ones(tmp_path / "runs")
     before = sorted(tmp_path.rglob("*"))

@@ -106,6 +106,7 @@ def lines_of(ax):
     }
 
 
+@pytest.mark.slow
 def test_lines_of_the_task_figure_are_the_metrics(drawn):
     from fedmes.report import figures
 
@@ -189,6 +190,7 @@ def test_memory_and_box_figures():
         assert (box.get_x(), box.get_x() + box.get_width()) == pytest.approx((low, high))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
     """One seed, one client, one task; and a run that measured nothing."""
@@ -211,6 +213,7 @@ def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
     assert "No accuracy was measured for fedmes." in page.one("main")["text"]
 
 
+@pytest.mark.slow
 def test_figures_are_files_and_the_same_each_time(trained_runs, tmp_path):
     from fedmes.report import figures
 

@@ -319,6 +319,7 @@ def test_colour_float_and_large_images_become_thumbnails(tmp_path):
 # Size
 
 
+@pytest.mark.slow
 def test_twenty_large_directories_make_a_page_below_eight_megabytes(tmp_path):
     """20 clients, 40 tasks, several seeds, with the vote's numbers; how long it takes:
     benchmarks/report.py."""

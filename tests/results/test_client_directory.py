@@ -32,6 +32,7 @@ def edit_model(directory, change):
     save_file(weights, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["client.json", "model.safetensors", "memory.npz", "predictor.npz"]
 )

@@ -120,6 +120,7 @@ def dealt(benchmark, seed, objects=False, **options):
     return partitioner(settings, official(benchmark, objects), BENCHMARKS[benchmark].tasks)(seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", PAPER)
 @pytest.mark.parametrize("clients", [10, 20])
 def test_invariants(benchmark, clients):
@@ -186,6 +187,7 @@ def check_split(benchmark, data, made, clients, shares):
     assert late or held.max() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("benchmark", [*PAPER, "affcl-letters", "affcl-cifar100"])
 def test_split_files_are_the_same_on_every_machine(benchmark):
     assert [dealt(benchmark, seed).sha256()[:16] for seed in range(5)] == SHA256[benchmark]

@@ -63,6 +63,7 @@ def cases(draw):
 # --- what every memory satisfies ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every
 @fixed
 @given(case=cases())
@@ -77,6 +78,7 @@ def test_never_too_much_never_twice_and_only_what_was_trained_on(policy, case):
         assert plan.memory[p].tolist() == (plan.memory_after[p - 1].tolist() if p else [])
 
 
+@pytest.mark.slow
 @own
 @fixed
 @given(case=cases())

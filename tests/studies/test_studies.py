@@ -38,6 +38,7 @@ FEWER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_each_study_from_end_to_end_and_again_without_training(root, study):
     scope = tiny(study, root, 5 if study == "heteromemory" else 2, methods=FEWER.get(study))
@@ -103,6 +104,7 @@ def test_numbers_in_the_table_are_those_of_the_result(root):
     assert found == {}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(tmp_path):
     scope = tiny("fusion40", tmp_path, methods=("fedmes",))
 
@@ -125,6 +127,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
 # --- quick versions, missing data, bad input ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_quick_version_says_so_everywhere(tmp_path, study):
     scope = Scope(study, tmp_path, quick=True)

@@ -10,6 +10,7 @@ from fedmes.studies.runs import Scope
 from helpers.tiny_studies import never, put, reproduce, rows
 
 
+@pytest.mark.slow
 def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path):
     scope = Scope("memory", tmp_path, methods=("memory-30",))
     (trial,) = runs.wanted(scope)

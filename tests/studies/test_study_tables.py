@@ -56,6 +56,7 @@ def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_pat
     assert len(written.open) == 16
 
 
+@pytest.mark.slow
 def test_the_command_of_an_open_cell_makes_that_run_alone(tmp_path, capsys):
     scope = tiny("memory", tmp_path)
     written = reproduce(scope, None)
