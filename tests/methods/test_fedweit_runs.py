@@ -308,5 +308,5 @@ def test_an_option_that_changes_nothing_is_said(method, scope, said):
         )
     texts = [str(warning.message) for warning in caught]
     assert (
-        texts == ["train.scope: method fedweit does not look at it, so all changes nothing"] * said
+        texts == ["train.scope: method fedweit ignores it, so all changes nothing"] * said
     )

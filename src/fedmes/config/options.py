@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -198,13 +198,18 @@ class Config(Section):
             )
         return list(size)
 
-    def with_(self, changes: Mapping[str, Any]) -> Config:
-        """A copy with other values, given as dotted keys. Options that nobody has set stay unset,
-        so that custom data can decide them."""
-        content = self.model_dump(by_alias=True, exclude_unset=True)
+    @classmethod
+    def of(cls, config: Config, changes: Mapping[str, Any]) -> Self:
+        """Another configuration with some values changed, given as dotted keys. Options that nobody
+        has set stay unset, so that custom data can decide them."""
+        content = config.model_dump(by_alias=True, exclude_unset=True)
         for key, value in changes.items():
             assign(content, key, value)
-        return Config.model_validate(content)
+        return cls.model_validate(content)
+
+    def with_(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with some values changed, given as dotted keys."""
+        return self.of(self, changes)
 
     @property
     def method_name(self) -> str:

@@ -1,0 +1,185 @@
+"""From a configuration as asked for to one with nothing left open, with its method and network."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedmes.common import keyed_random, plugins
+from fedmes.common.own_code import blaming
+from fedmes.config.options import Config
+from fedmes.config.resolved import ResolvedConfig
+from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.errors import UserError
+from fedmes.experiment import rehearsal
+from fedmes.methods import METHODS
+from fedmes.methods.base import Method
+from fedmes.models import networks
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors, grown
+
+Make = Callable[..., Any]  # a class, or a function that makes a thing
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a configuration must know about the data; a server of real sites never sees more."""
+
+    clients: int
+    tasks: int
+    shape: tuple[int, ...]  # of a sample
+    classes: tuple[int, ...]  # their number, each time that some were added
+    few: Tensor | None = None  # a few samples, to try the network with
+    # training samples of each client in all its tasks; None: not known
+    samples: list[int] | None = None
+
+
+def resolve(
+    config: Config, facts: DataFacts, given: Mapping[str, Make] | None = None
+) -> tuple[ResolvedConfig, Method, list[Tensors]]:
+    """Decide what is left open, first by data and machine, then by the method; with the method and
+    the initial weights of each seed. `given`: a method or model passed in from Python."""
+    _refuse_other_sizes(config, facts)
+    device = pick_device(config.device)
+    name = model_name(config, facts.shape)
+    make_method, make_model = makers(config, given, name).values()
+    nets = [_net(config, make_model, name, facts, seed) for seed in config.seeds]
+    if len({net.frozen_sha256 for net in nets}) > 1:
+        raise UserError(f"model {name}: frozen parameters must be the same for every seed")
+    decided = {
+        "clients": facts.clients,
+        "tasks": facts.tasks,
+        "device": device.type,
+        "model.name": name,
+    }
+    config = config.with_(decided | _engine(config, nets[0], name, device.type))
+    config.capacities()  # a list of the wrong length is refused here
+    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    net = nets[0].to(device, dtype_of(config), compute)
+    method = _method(make_method, net, config)
+    _warn_of_unused(config, method)
+    decided = {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
+    if method.store == "all" and facts.samples is not None:
+        decided |= _memory_for_all(facts.samples)
+    return ResolvedConfig.of(config, decided), method, [net.initial for net in nets]
+
+
+def makers(
+    config: Config, given: Mapping[str, Make] | None = None, model: str = ""
+) -> dict[str, Make]:
+    """What makes the method and the model: what was passed in from Python, or has the name.
+    `model`: its name, if the configuration leaves it open."""
+    found = dict(given or {})
+    if "method" not in found:
+        found["method"] = plugins.resolve("method", config.method, METHODS)
+    if "model" not in found:
+        name = model or config.model.name
+        found["model"] = plugins.resolve("model", name, networks.MODELS)
+    return {"method": found["method"], "model": found["model"]}
+
+
+def _refuse_other_sizes(config: Config, facts: DataFacts) -> None:
+    """Custom data says how many clients and tasks there are."""
+    if config.data.path is None:
+        return
+    for name, found in (("clients", facts.clients), ("tasks", facts.tasks)):
+        asked = getattr(config, name)
+        if name in config.model_fields_set and asked != found:
+            raise UserError(
+                f"{name}: {asked} asked for, but {config.data.path} has {found}; "
+                "leave the option out"
+            )
+
+
+def model_name(config: Config, shape: tuple[int, ...]) -> str:
+    """The network that was asked for, or one that suits the data."""
+    if config.model.name != "auto":
+        return config.model.name
+    if len(shape) == 1:
+        return "mlp"
+    return "cnn2" if shape[0] == 1 else "cnn6"
+
+
+def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]:
+    engine = config.engine.name
+    # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
+    if engine == "auto":
+        fast = device == "cuda" or model in ("linear", "mlp")
+        engine = "stacked" if fast and net.stackable() else "loop"
+    elif engine == "stacked" and not net.stackable():
+        raise UserError(
+            f"model {model} cannot be stacked (docs/own-model.md says why); use --engine loop"
+        )
+    compiled = config.engine.compile
+    if compiled == "auto":
+        compiled = device == "cuda"
+    decided: dict[str, Any] = {
+        "engine.name": engine,
+        "engine.compile": compiled and engine == "stacked",
+    }
+    if engine == "flower":  # clients keep every round, and the server must not fall behind them
+        decided["checkpoint.every"] = "round"
+    return decided
+
+
+def _policy(config: Config, method: Method) -> str:
+    """Which samples a memory keeps. A FIFO must know how many tasks will come; real sites do
+    not."""
+    if config.memory.policy is not None:
+        return config.memory.policy
+    unknown = config.federation.sites and config.memory.per_task is None
+    return "ring" if method.policy == "fifo" and unknown else method.policy
+
+
+def _memory_for_all(samples: list[int]) -> dict[str, Any]:
+    """To store all samples is to have a memory as large as each client's data."""
+    return {
+        "memory.size": samples,
+        "memory.per_task": max(samples),
+        "memory.policy": "fifo",
+    }
+
+
+def _method(make: Make, net: Net, config: Config) -> Method:
+    if make in METHODS.values():
+        return make(net, config)
+    return rehearsal.made(make, net, config)
+
+
+def _warn_of_unused(config: Config, method: Method) -> None:
+    for option in method.unused:
+        section, name = option.split(".")
+        options = getattr(config, section)
+        value = getattr(options, name)
+        if value != type(options).model_fields[name].default:
+            text = f"{option}: method {config.method_name} ignores it, so {value} changes nothing"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _net(config: Config, make: Make, name: str, facts: DataFacts, seed: int) -> Net:
+    """A network for the final number of classes. Where classes were added, the weights of earlier
+    ones stay what they were."""
+    options = networks.options(config)
+    start = keyed_random.seed62(seed, "init")
+    custom = None if make in networks.MODELS.values() else rehearsal.own_model(make)
+    nets: list[Net] = []
+    for count in dict.fromkeys(facts.classes):
+        with blaming(custom):
+            module = networks.build(make, name, facts.shape, count, start, facts.few, **options)
+            nets.append(Net(module, facts.shape, count, facts.few))
+    net = nets[0]
+    for larger in nets[1:]:
+        if larger.frozen_sha256 != net.frozen_sha256:
+            raise UserError(
+                f"model {name}: frozen parameters must be the same for every number of classes"
+            )
+        larger.initial = {
+            entry: grown(net.initial[entry], p) for entry, p in larger.initial.items()
+        }
+        net = larger
+    return net
