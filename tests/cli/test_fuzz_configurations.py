@@ -10,8 +10,7 @@ from hypothesis import strategies as some
 
 from fedmes import config
 from fedmes.cli import render
-from fedmes.config.options import Config
-from fedmes.config.section import Section
+from fedmes.config.catalog import options as all_options
 from fedmes.errors import UserError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
@@ -96,16 +95,7 @@ def words(annotation):
     ]
 
 
-def fields():
-    for name, field in Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            for part, inner in field.annotation.model_fields.items():
-                yield f"{name}.{inner.alias or part}", words(inner.annotation)
-        else:
-            yield name, words(field.annotation)
-
-
-FIELDS = dict(fields())
+FIELDS = {key: words(option.annotation) for key, option in all_options().items()}
 
 
 def values(key):

@@ -307,6 +307,4 @@ def test_an_option_that_changes_nothing_is_said(method, scope, said):
             config.load(None, {"method": method, "train.scope": scope, "benchmark": "synthetic"})
         )
     texts = [str(warning.message) for warning in caught]
-    assert (
-        texts == ["train.scope: method fedweit ignores it, so all changes nothing"] * said
-    )
+    assert texts == ["train.scope: method fedweit ignores it, so all changes nothing"] * said

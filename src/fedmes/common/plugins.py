@@ -56,6 +56,13 @@ def in_a_file(name: str) -> bool:
     return file.endswith(".py") and file != NO_FILE
 
 
+def is_custom(kind: str, name: Any) -> bool:
+    """Is it the user's, from a file, a notebook or an installed package?"""
+    if not isinstance(name, str):
+        return False
+    return name.rpartition(":")[0].endswith(".py") or name in installed(kind)
+
+
 def installed(kind: str) -> dict[str, metadata.EntryPoint]:
     """What other packages bring, by name."""
     return {entry.name: entry for entry in metadata.entry_points(group=f"fedmes.{kind}s")}

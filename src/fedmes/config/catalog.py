@@ -37,6 +37,8 @@ def options() -> dict[str, Option]:
     """All options, in the order of `config.toml`."""
     found = []
     for name, field in Config.model_fields.items():
+        if name == "custom":  # the sections of custom methods
+            continue
         if name not in SECTIONS:
             found.append(_option(name, field, Config.role))
             continue

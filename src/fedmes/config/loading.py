@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from fedmes.config.benchmarks import BENCHMARKS, OWN_DATA
 from fedmes.config.catalog import options as all_options
-from fedmes.config.options import Config, assign, merge
+from fedmes.config.options import SECTIONS, Config, assign, merge
+from fedmes.config.section import Section
 from fedmes.errors import UserError, unknown
 
 
@@ -87,15 +88,40 @@ def _read_toml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _explain(error: ValidationError, source: Path | None) -> UserError:
-    """The first complaint of pydantic as one line that names the key."""
+def method_options(config: Config, section: str, kind: type[Section]) -> Section:
+    """The options of a method: its section of the configuration, as its class `kind` reads it."""
+    if section not in SECTIONS:
+        try:
+            return kind.model_validate(config.custom.get(section, {}))
+        except ValidationError as error:
+            known = [
+                f"{section}.{field.alias or name}" for name, field in kind.model_fields.items()
+            ]
+            raise _explain(error, None, section, known) from None
+    options = getattr(config, section)
+    if not isinstance(options, kind):
+        raise UserError(f"the options would be in section {section}, which is taken")
+    return options
+
+
+def _explain(
+    error: ValidationError,
+    source: Path | None,
+    section: str = "",
+    known: list[str] | None = None,
+) -> UserError:
+    """The first complaint of pydantic as one line that names the key. `section`, `known`: those of
+    a custom method."""
     first = error.errors()[0]
     # Members of a union appear in the location too; only identifiers are keys.
-    parts = [part for part in first["loc"][:2] if isinstance(part, str) and part.isidentifier()]
+    parts = [section] if section else []
+    for part in first["loc"][: 2 - len(parts)]:
+        if isinstance(part, str) and part.isidentifier():
+            parts.append(part)
     key = ".".join(parts)
     where = f" in {source}" if source else ""
     if first["type"] == "extra_forbidden":
-        text = str(unknown("key", key, _siblings(key)))
+        text = str(unknown("key", key, known or _siblings(key)))
         return UserError(text.replace("';", f"'{where};", 1))
     reasons = set()
     for each in error.errors():

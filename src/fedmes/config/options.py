@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from fedmes.common import plugins
 from fedmes.config.data_options import Data, StreamOptions, Synthetic
 from fedmes.config.federation_options import Comm, Faults, FederationOptions, Privacy, Server
 from fedmes.config.method_options import (
@@ -179,6 +180,22 @@ class Config(Section):
     privacy: Privacy = section(Privacy)
     output: Output = section(Output)
 
+    # Sections of a custom method, checked when it is imported; as_dict has them beside the others.
+    custom: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _custom_sections(cls, content: Any) -> Any:
+        """Unknown sections may be options of a custom method."""
+        if not isinstance(content, Mapping) or "custom" in content:
+            return content
+        unknown = content.keys() - cls.model_fields.keys()
+        found = {key: content[key] for key in unknown if isinstance(content[key], Mapping)}
+        if not found or not plugins.is_custom("method", content.get("method")):
+            return content
+        known = {key: content[key] for key in content if key not in found}
+        return known | {"custom": found}
+
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: list[int]) -> list[int]:
@@ -202,7 +219,7 @@ class Config(Section):
     def of(cls, config: Config, changes: Mapping[str, Any]) -> Self:
         """Another configuration with some values changed, given as dotted keys. Options that nobody
         has set stay unset, so that custom data can decide them."""
-        content = config.model_dump(by_alias=True, exclude_unset=True)
+        content = config._content(exclude_unset=True)
         for key, value in changes.items():
             assign(content, key, value)
         return cls.model_validate(content)
@@ -218,7 +235,11 @@ class Config(Section):
 
     def as_dict(self) -> dict[str, Any]:
         """All options, sections as dictionaries, as in `config.toml`."""
-        return self.model_dump(by_alias=True)
+        return self._content()
+
+    def _content(self, exclude_unset: bool = False) -> dict[str, Any]:
+        content = self.model_dump(by_alias=True, exclude_unset=exclude_unset)
+        return content | content.pop("custom", {})
 
     def options(self) -> dict[str, Any]:
         """All options by their dotted keys."""
@@ -226,7 +247,7 @@ class Config(Section):
 
     def asked(self) -> dict[str, Any]:
         """The options that are set, by the user or by the benchmark, and not left open."""
-        content = dotted(self.model_dump(by_alias=True, exclude_unset=True))
+        content = dotted(self._content(exclude_unset=True))
         return {key: value for key, value in content.items() if value not in ("auto", None)}
 
     def to_toml(self, versions: Mapping[str, str]) -> str:

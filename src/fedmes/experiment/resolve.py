@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fedmes.common import keyed_random, plugins
 from fedmes.common.own_code import blaming
-from fedmes.config.options import Config
+from fedmes.config.catalog import options as all_options
+from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines.devices import dtype_of, pick_device
-from fedmes.errors import UserError
+from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
@@ -62,8 +63,9 @@ def resolve(
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     net = nets[0].to(device, dtype_of(config), compute)
     method = _method(make_method, net, config)
+    decided = _method_options(config, method)
     _warn_of_unused(config, method)
-    decided = {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
+    decided |= {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
     if method.store == "all" and facts.samples is not None:
         decided |= _memory_for_all(facts.samples)
     return ResolvedConfig.of(config, decided), method, [net.initial for net in nets]
@@ -149,6 +151,18 @@ def _method(make: Make, net: Net, config: Config) -> Method:
     if make in METHODS.values():
         return make(net, config)
     return rehearsal.made(make, net, config)
+
+
+def _method_options(config: Config, method: Method) -> dict[str, Any]:
+    """The options of a custom method with their defaults; sections that it does not have are
+    refused."""
+    section = method.section()
+    for key in dotted(config.custom):
+        if method.Options is None or not key.startswith(f"{section}."):
+            raise unknown("key", key, all_options())
+    if method.Options is None or section in SECTIONS:
+        return {}
+    return {section: method.options.model_dump(by_alias=True)}
 
 
 def _warn_of_unused(config: Config, method: Method) -> None:

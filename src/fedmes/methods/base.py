@@ -12,10 +12,12 @@ own. Hence the rules of the house:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from fedmes.config.loading import method_options
+from fedmes.config.method_options import MethodOptions
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors
 
@@ -70,6 +72,9 @@ class Method:
     policy: ClassVar[str] = "fifo"
     # options that were left open, as the method settles them
     resolved_options: Mapping[str, object] = {}
+    # the options that only this method has; for a class Replay, in the section `replay`
+    Options: ClassVar[type[MethodOptions] | None] = None
+    options: Any = None  # their values
     unused: ClassVar[tuple[str, ...]] = ()  # options for all methods that this one does not look at
     # (state, broadcast, batch) -> sums over the round's samples, added up in chunks before
     # `begin_round`; None: no such pass
@@ -81,6 +86,14 @@ class Method:
     def __init__(self, net: Net, config: Config) -> None:
         self.net = net
         self.config = config
+        if self.Options is not None:
+            self.options = method_options(config, self.section(), self.Options)
+
+    @classmethod
+    def section(cls) -> str:
+        """The section of the options: the name, in lower case, of the class that declares them."""
+        owner = next(kind for kind in cls.__mro__ if "Options" in vars(kind))
+        return owner.__name__.lower()
 
     # on the server
     def server(self, params: Tensors) -> Tensors:

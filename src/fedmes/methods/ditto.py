@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from fedmes.config.method_options import DittoOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.tensors import Tensors, distance, pick, put
 
 
 class Ditto(FedAvg):
+    Options = DittoOptions
     average: ClassVar[str] = "uniform"
     eval_model = "personal"
 
@@ -34,7 +36,7 @@ class Ditto(FedAvg):
             pick(state, "w"),
             pick(state, "v"),
             pick(broadcast, "w"),
-            self.config.ditto.lam,
+            self.options.lam,
         )
         g, _ = self.gradient(w, batch, ctx.key)
         own, loss = self.gradient(v, batch, ctx.key)

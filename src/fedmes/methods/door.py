@@ -1,5 +1,7 @@
 """Everything that an author of methods needs, in one place; `fedmes.methods` hands it out."""
 
+from fedmes.config.method_options import MethodOptions
+from fedmes.config.section import option
 from fedmes.methods.base import Batch, ClientContext, Me, Method
 from fedmes.methods.ditto import Ditto
 from fedmes.methods.fedagem import FedAGEM
@@ -21,7 +23,7 @@ from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, pu
 __all__ = [
     "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM",
     "FedAvg", "FedMeS", "FedMeSPlus", "FedProx", "FedRep", "FedWeIT", "Joint", "KNNPer",
-    "Local", "LocalER", "Me", "MemoryVote", "Method", "Optimizer", "Tensors", "Voting", "at",
+    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Tensors", "Voting", "at",
     "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot", "hashed_uniforms",
-    "kernel_exponent", "mean_of_present", "mix", "neighbours", "pick", "put", "scoped", "votes",
+    "kernel_exponent", "mean_of_present", "mix", "neighbours", "option", "pick", "put", "scoped", "votes",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from fedmes.config.method_options import FedmesOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.knn import Voting
 from fedmes.methods.losses import cross_entropy_sum
@@ -28,13 +29,13 @@ MARGIN = 0.5  # of agem_margin: how much of the memory's gradient a corrected st
 
 
 class FedMeS(Voting):
+    Options = FedmesOptions
     store = "memory"
     average: ClassVar[str] = "uniform"
     eval_model = "personal"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
-        self.options = config.fedmes
         self.correct = CORRECTIONS[self.options.correction]
         self.measure = (
             None if isinstance(self.options.lambda_, float) else self.loss_of_received_model

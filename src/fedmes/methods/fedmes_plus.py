@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedmes.config.method_options import FedmesplusOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, distillation
-from fedmes.models.functional import DROPOUT_OFF, Net, hashed_uniforms
+from fedmes.models.functional import DROPOUT_OFF, hashed_uniforms
 from fedmes.tensors import Tensors, at, pick, put
 
 if TYPE_CHECKING:
-    from fedmes.config.options import Config
+    pass
 
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
 SMALL = 14  # pixels; in images with fewer, one of them is too far to move
@@ -29,14 +30,11 @@ FROM_TASK, FROM_MEMORY = 1 << 52, 1 << 53  # added to a key, from which dropout 
 
 
 class FedMeSPlus(FedAvg):
+    Options = FedmesplusOptions
     store = "memory"
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
     eval_model = "halfway"
-
-    def __init__(self, net: Net, config: Config) -> None:
-        super().__init__(net, config)
-        self.options = config.fedmesplus
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """No teacher yet: with no class known then, its term and its gradient are zero throughout

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedmes.config.method_options import FedweitOptions
 from fedmes.errors import UserError
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class FedWeIT(FedAvg):
+    Options = FedweitOptions
     eval_model = "personal"
     unused = ("train.scope",)  # a task's head is about its block
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
-        self.options = config.fedweit
         self.layers = [
             name for name, p in net.initial.items() if p.ndim > 1 and self.is_layer(name)
         ]

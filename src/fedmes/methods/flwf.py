@@ -4,10 +4,12 @@ task before, teaches the classes known then; in FLwF-2T the received model is a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedmes.config.method_options import Flwf2tOptions, FlwfOptions, MethodOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, distillation
@@ -15,6 +17,8 @@ from fedmes.tensors import Tensors, pick, put
 
 
 class FLwF(FedAvg):
+    Options: ClassVar[type[MethodOptions]] = FlwfOptions
+
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """No past yet: with no class known then, its term and its gradient are zero throughout the
         first task."""
@@ -31,7 +35,7 @@ class FLwF(FedAvg):
         self, state: Tensors, broadcast: Tensors, batch: Batch, ctx: ClientContext
     ) -> Callable[[Tensor], Tensor]:
         """What a step minimises, as a function of the student's logits."""
-        options, past = self.config.flwf, self.net.logits(pick(state, "past.w"), batch.x)
+        options, past = self.options, self.net.logits(pick(state, "past.w"), batch.x)
 
         def loss(logits: Tensor) -> Tensor:
             ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)
@@ -52,15 +56,17 @@ class FLwF(FedAvg):
 
 
 class FLwF2T(FLwF):
+    Options = Flwf2tOptions
+
     def loss(
         self, state: Tensors, broadcast: Tensors, batch: Batch, ctx: ClientContext
     ) -> Callable[[Tensor], Tensor]:
         """In the first task the past's term is zero and the other two keep the weights they
         have."""
         alpha, beta, temp = (
-            self.config.flwf2t.alpha,
-            self.config.flwf2t.beta,
-            self.config.flwf2t.temp,
+            self.options.alpha,
+            self.options.beta,
+            self.options.temp,
         )
         past, server = (
             self.net.logits(w, batch.x) for w in (pick(state, "past.w"), pick(broadcast, "w"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from fedmes.config.method_options import KnnperOptions
 from fedmes.methods.knn import Voting
 from fedmes.models.functional import Net
 
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class KNNPer(Voting):
+    Options = KnnperOptions
     k: ClassVar[int] = 7
     kernel: ClassVar[str] = "knnper"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
-        self.store = config.knnper.store
+        self.store = self.options.store
