@@ -100,7 +100,7 @@ def method_options(config: Config, section: str, kind: type[Section]) -> Section
             raise _explain(error, None, section, known) from None
     options = getattr(config, section)
     if not isinstance(options, kind):
-        raise UserError(f"the options would be in section {section}, which is taken")
+        raise UserError(f"the section {section} has other options; give the class another name")
     return options
 
 

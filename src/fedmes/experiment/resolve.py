@@ -157,12 +157,13 @@ def _method_options(config: Config, method: Method) -> dict[str, Any]:
     """The options of a custom method with their defaults; sections that it does not have are
     refused."""
     section = method.section()
+    own = {}
+    if method.Options is not None and section not in SECTIONS:
+        own[section] = method.options.model_dump(by_alias=True)
     for key in dotted(config.custom):
-        if method.Options is None or not key.startswith(f"{section}."):
-            raise unknown("key", key, all_options())
-    if method.Options is None or section in SECTIONS:
-        return {}
-    return {section: method.options.model_dump(by_alias=True)}
+        if key.partition(".")[0] not in own:
+            raise unknown("key", key, [*all_options(), *dotted(own)])
+    return own
 
 
 def _warn_of_unused(config: Config, method: Method) -> None:

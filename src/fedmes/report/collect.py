@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,11 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def differing(configs: Iterable[Config]) -> list[str]:
     """The options that are not the same in all of these."""
     flats = [config.options() for config in configs]
-    return [key for key in flats[0] if any(other[key] != flats[0][key] for other in flats[1:])]
+    found = []
+    for key in dict.fromkeys(chain(*flats)):  # an option of a custom method is not in all
+        if any(flat.get(key) != flats[0].get(key) for flat in flats[1:]):
+            found.append(key)
+    return found
 
 
 def decisive(config: Config) -> dict[str, Any]:

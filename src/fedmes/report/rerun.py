@@ -21,8 +21,9 @@ def command(run: Run) -> str:
     if options is None:  # something that no option can say
         return f"fedmes run {shlex.quote(f'{run.directory}/config.toml')}"
     words = ["fedmes", "run"]
+    flags = {key: option.flag for key, option in all_options().items()}
     for key, value in options.items():
-        if flag := all_options()[key].flag:
+        if flag := flags.get(key):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words += [flag, shlex.quote(text)]
         else:
@@ -44,7 +45,7 @@ def _options(config: Config) -> dict[str, Any] | None:
         given |= {
             key: value
             for key, value in own.items()
-            if value != default[key] and key not in given and key != "benchmark"
+            if value != default.get(key) and key not in given and key != "benchmark"
         }
         again = configuration.load(None, given)
     except (UserError, ValueError):
@@ -61,7 +62,7 @@ def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     the rarest first."""
     own = [run.config.options() for run in group.runs]
     found = {
-        key: [value_text(each[key]) for each in own]
+        key: [value_text(each.get(key)) for each in own]
         for key in differing([run.config for run in group.runs])
     }
     for name in sorted({name for run in group.runs for name in run.versions}):

@@ -185,7 +185,7 @@ def evaluations(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, An
     mine, found = trial.config.options(), {}
     for other in others:
         theirs = other.config.options()
-        apart = {key for key in mine if mine[key] != theirs[key]}
+        apart = {key for key in mine if mine[key] != theirs.get(key)}
         judging = all(role_of(key) == "evaluation" for key in apart)
         # a tuned theta holds samples back from training
         judging = judging and "tuned" not in (mine["knn.theta"], theirs["knn.theta"])
@@ -224,7 +224,7 @@ def run_name(config: Config) -> str:
     apart = [
         f"{'memory' if key == 'memory.size' else key.rpartition('.')[2]}-{_value(value)}"
         for key, value in config.options().items()
-        if value != default[key]
+        if value != default.get(key)
         and key not in ("method", "clients", "seeds")
         and not about_computing(key)
     ]
@@ -253,9 +253,15 @@ def look(trial: Trial) -> Outcome:
             value is None or value == "auto" or (about_computing(key) and key not in trial.chosen)
         )
         settled = settled or of_another_method(trial.config.method, key)
-        if not settled and there[key] != value and not _brings_its_own_memory(result.config, key):
+        if (
+            not settled
+            and there.get(key) != value
+            and not _brings_its_own_memory(result.config, key)
+        ):
             return Outcome(
-                trial, None, f"{trial.directory} holds a run with {key} {there[key]}, not {value}"
+                trial,
+                None,
+                f"{trial.directory} holds a run with {key} {there.get(key)}, not {value}",
             )
     return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
 

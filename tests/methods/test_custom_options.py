@@ -1,0 +1,126 @@
+"""A custom method brings its own options: they are set, checked, stored and read like all others."""
+
+import shutil
+import tomllib
+
+import numpy as np
+import pytest
+
+import fedmes
+from fedmes import config
+from fedmes.errors import UserError
+from fedmes.methods import METHODS
+from fedmes.prediction.client import load_client
+from fedmes.report import collect, rerun
+from fedmes.results import run_dir
+
+METHOD = '''
+from fedmes.methods import FedAvg, MethodOptions, option, pick
+
+
+class Replay(FedAvg):
+    class Options(MethodOptions):
+        pull: float = option(0.1, "pull towards the received model")
+        times: int = 1
+
+    def step(self, state, broadcast, batch, mem, ctx):
+        w, received = pick(state, "w"), pick(broadcast, "w")
+        g, loss = self.gradient(w, batch, ctx.key)
+        pull = self.options.pull * self.options.times
+        return self.descend(state, {n: g[n] + pull * (w[n] - received[n]) for n in g}, loss, ctx)
+
+
+class Later(Replay):
+    """The options of Replay, in its section."""
+
+
+class Model(FedAvg):
+    class Options(MethodOptions):
+        pull: float = 0.1
+'''
+SIZES = {"clients": 2, "tasks": 1, "rounds": 2, "epochs": 1, "memory": 5}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD)
+    return path
+
+
+def test_options_of_a_method_by_path(file, tmp_path):
+    """It is FedProx under another name, and has its numbers."""
+    sizes = SIZES | {"engine": "loop"}
+    mine = fedmes.run(method=f"{file}:Replay", replay={"pull": 0.2}, out=tmp_path / "mine", **sizes)
+    prox = fedmes.run(method="fedprox", fedprox={"mu": 0.2}, out=tmp_path / "prox", **sizes)
+    np.testing.assert_array_equal(mine.acc, prox.acc)
+    content = tomllib.loads((tmp_path / "mine/config.toml").read_text())
+    assert content["replay"] == {"pull": 0.2, "times": 1}
+    assert "replay" not in tomllib.loads((tmp_path / "prox/config.toml").read_text())
+    assert run_dir.load(tmp_path / "mine").config.options()["replay.pull"] == 0.2
+    client = load_client(tmp_path / "mine/seed0/client0", method=f"{file}:Replay")
+    assert client.config.custom == {"replay": {"pull": 0.2, "times": 1}}
+
+
+def test_a_stopped_run_resumes_with_them(file, tmp_path):
+    options = SIZES | {"method": f"{file}:Later", "engine": "stacked", "replay": {"times": 3}}
+    whole = fedmes.run(out=tmp_path / "whole", **options)
+    assert whole.config.options()["replay.times"] == 3
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "again/result.json").unlink()
+    again = fedmes.run(out=tmp_path / "again", resume=True, **options)
+    np.testing.assert_array_equal(whole.acc, again.acc)
+    with pytest.raises(UserError, match=r"replay.times: 3 there, 2 here"):
+        fedmes.run(out=tmp_path / "again", resume=True, **options | {"replay": {"times": 2}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("replay.pul", 0.2, "unknown key 'replay.pul'; did you mean 'replay.pull'?"),
+        ("replya.pull", 0.2, "unknown key 'replya.pull'; did you mean 'replay.pull'?"),
+        ("replay.pull", "far", "replay.pull: must be a valid number"),
+        ("replay", 3, "unknown key 'replay'"),
+    ],
+)
+def test_a_wrong_option_is_named(file, tmp_path, key, value, message):
+    from fedmes.experiment.prepare import prepare
+
+    options = SIZES | {"method": f"{file}:Replay", key: value}
+    with pytest.raises(UserError) as error:
+        prepare(config.load(None, options))
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmes"])
+def test_a_built_in_method_has_no_other_sections(method):
+    with pytest.raises(UserError, match="unknown key 'replay'"):
+        config.load(None, {"method": method, "replay.pull": 0.2})
+
+
+def test_a_class_named_like_a_section_is_refused(file):
+    from fedmes.experiment.prepare import prepare
+
+    with pytest.raises(UserError, match="the section model has other options"):
+        prepare(config.load(None, SIZES | {"method": f"{file}:Model"}))
+
+
+def test_reports_show_them_and_the_command_that_runs_it_again(file, tmp_path):
+    for name, options in (("a", {}), ("b", {"replay": {"pull": 0.3}})):
+        fedmes.run(method=f"{file}:Replay", out=tmp_path / name, **SIZES, **options)
+    fedmes.run(method="fedavg", out=tmp_path / "c", **SIZES)
+    configs = [run_dir.load(tmp_path / name).config for name in "abc"]
+    assert collect.differing(configs[:2]) == ["replay.pull"]
+    assert {"method", "replay.pull", "replay.times"} <= set(collect.differing(configs))
+    run = collect.Run.of(run_dir.load(tmp_path / "b"))
+    assert "--set replay.pull=0.3" in rerun.command(run)
+
+
+def test_the_section_of_a_built_in_method_is_its_class_name():
+    from fedmes import methods
+
+    for name in METHODS:
+        kind = getattr(methods, methods._CLASSES[name])
+        if kind.Options is not None:
+            assert kind.section() == name.replace("-", "")
+            assert config.Config.model_fields[kind.section()].annotation is kind.Options
