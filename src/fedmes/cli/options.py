@@ -12,6 +12,7 @@ import typer
 from fedmes import config
 from fedmes.config.catalog import Option
 from fedmes.config.catalog import options as all_options
+from fedmes.config.options import Config
 from fedmes.config.trust import KINDS, check_trust
 from fedmes.errors import UserError
 
@@ -64,48 +65,54 @@ CustomModel = Annotated[
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
 
 
+# the option of each flag, by the name of the flag's parameter
+FLAGS = {option.flag[2:]: option.key for option in all_options().values() if option.flag}
+
+
 def configured(instead: Mapping[str, Any] | None = None) -> Callable[..., Callable[..., None]]:
     """Give a command the flags of all options that have one; its first argument is the
     configuration they make.
 
     `instead`: other typer options for some of them by dotted key; None: no such flag.
     """
-    kept = {option.key: flag(option.key) for option in all_options().values() if option.flag}
-    kept |= instead or {}
-    flags = {all_options()[key].flag[2:]: key for key, made in kept.items() if made is not None}
+    made = {key: flag(key) for key in FLAGS.values()} | dict(instead or {})
+    listed = [_parameter("config_file", ConfigFile)]
+    for name, key in FLAGS.items():
+        if made[key] is not None:
+            kind = int if all_options()[key].annotation is int else str
+            listed.append(_parameter(name, Annotated[kind | None, made[key]]))
+    listed += [_parameter("settings", Settings), _parameter("trust", Trust, False)]
+    shared = {parameter.name for parameter in listed}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        own_names = {parameter.name for parameter in own}
 
-        def run(
-            config_file: Path | None, settings: list[str] | None, trust: bool, **given: Any
-        ) -> None:
-            options = {}
-            for name, key in flags.items():
-                if (value := given.pop(name)) is not None:
-                    options[key] = _value(all_options()[key], value)
-            options |= assignments(settings)
-            made = config.load(config_file, options)
-            # of Python files only those are run that the command line names
-            check_trust(made, options.values(), trust, [kind for kind in KINDS if kind in flags])
-            if any(parameter.name == "trust" for parameter in own):
-                given["trust"] = trust
-            command(made, **given)
+        def run(**given: Any) -> None:
+            passed = {name: given[name] for name in given if name in own_names}
+            command(configuration(given), **passed)
 
-        listed = [_parameter("config_file", ConfigFile)]
-        for name, key in flags.items():
-            kind = int if all_options()[key].annotation is int else str
-            listed.append(_parameter(name, Annotated[kind | None, kept[key]]))
-        listed.append(_parameter("settings", Settings))
-        listed += [parameter for parameter in own if parameter.name != "trust"]
-        listed.append(_parameter("trust", Trust, False))
-        run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+        added = [parameter for parameter in own if parameter.name not in shared]
+        run.__signature__ = inspect.Signature([*listed, *added])  # type: ignore[attr-defined]
         run.__annotations__ = {}  # typer has them from the signature
         run.__name__ = command.__name__
         run.__doc__ = command.__doc__
         return run
 
     return decorate
+
+
+def configuration(given: Mapping[str, Any]) -> Config:
+    """The configuration that the parameters of a command make. Of Python files, only those are
+    trusted that a flag names."""
+    options = {}
+    for name, key in FLAGS.items():
+        if (value := given.get(name)) is not None:
+            options[key] = _value(all_options()[key], value)
+    options |= assignments(given["settings"])
+    made = config.load(given["config_file"], options)
+    check_trust(made, options.values(), given["trust"], [kind for kind in KINDS if kind in given])
+    return made
 
 
 def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
