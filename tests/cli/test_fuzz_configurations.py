@@ -131,6 +131,7 @@ def test_any_options_are_validated(known, unknown):
         assert config.load(None, config.loading._read_toml(stored(made))) is not None
 
 
+@pytest.mark.slow
 @cases(60)
 @given(some.one_of(some.text(max_size=60), some.binary(max_size=60)))
 def test_any_configuration_file(content):

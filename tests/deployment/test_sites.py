@@ -112,6 +112,7 @@ def pictures(tmp_path):
     return tmp_path / "pictures"
 
 
+@pytest.mark.slow
 @pytest.mark.flower
 def test_site_init(tmp_path, pictures):
     from cryptography.hazmat.primitives import serialization

@@ -26,11 +26,13 @@ from helpers.forked import fedmes as program
 FAULTS = {"server.fraction": 0.75, "faults.drop": 0.3, "faults.nan": 0.2, "server.min_clients": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedmes", "fedweit", "local"])
 def test_both_engines_agree(method):
     assert_equal_runs(prepared_with(FAULTS | {"method": method, "rounds": 3}))
 
 
+@pytest.mark.slow
 def test_a_run_with_many_faults_ends(tmp_path):
     """30 % dropouts, 5 % NaN: the metrics stay finite, and the table says what was left out."""
     status, out, err = program(
@@ -90,6 +92,7 @@ class Boastful(FedMeS):
         return {name: t * factor for name, t in super().upload(state, ctx).items()}
 
 
+@pytest.mark.slow
 def test_an_absurd_update_is_left_out_in_both_engines(tmp_path):
     options = {"rounds": 3, "tasks": 2, "epochs": 1, "stream.frac": 5, "faults.nan": 0.2}
     prepared = prepared_with(options | {"method": "fedmes"}, own={"method": Boastful})
@@ -171,6 +174,7 @@ class Dividing(FedAvg):
         }
 
 
+@pytest.mark.slow
 def test_both_engines_keep_what_they_have_when_an_average_is_not_finite():
     prepared = prepared_with(
         {"method": "fedavg", "rounds": 2, "tasks": 2}, own={"method": Dividing}

@@ -156,6 +156,7 @@ def test_a_module_of_ones_own():
     assert_equal_runs(prepared)
 
 
+@pytest.mark.slow
 def test_auto_takes_the_engine_that_the_docs_say():
     small = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1, "device": "cpu"}
     chosen = {}

@@ -170,6 +170,7 @@ def fedweit_by_hand():
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_property_11_bytes_of_a_whole_run(method, engine, tmp_path):

@@ -99,6 +99,7 @@ def test_a_model_and_a_method_of_a_cell_train_in_both_engines(told):
     assert told["config"] == ["<python>.py:small", "<python>.py:Half", "<python>.py:Small"]
 
 
+@pytest.mark.slow
 def test_a_client_of_such_a_run_predicts(told):
     np.testing.assert_allclose(told["sum"], [1, 1])
 

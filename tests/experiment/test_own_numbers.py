@@ -61,6 +61,7 @@ def test_columns_of_its_own(engine, tmp_path):
     assert len(set(last.tolist())) == 2  # a number of each client's own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize(
     ("before", "after"), [(Telling, Telling), (Silent, Telling), (Telling, Silent)]
@@ -91,6 +92,7 @@ def test_events_have_the_mean_over_clients(tmp_path):
     np.testing.assert_allclose(values, pairs.mean(1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_panel_of_its_own_in_the_page(tmp_path):
     for method in (Telling, "fedavg"):
         fedmes.run(

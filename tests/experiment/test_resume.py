@@ -156,6 +156,7 @@ def test_on_a_gpu_to_1e_6(tmp_path, method):
             )
 
 
+@pytest.mark.slow
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
     generations = stopped_after(2, tmp_path / "out")
     before = {path: path.read_bytes() for path in generations}

@@ -250,6 +250,7 @@ def test_joint_walks_the_samples_of_all_tasks_so_far(runs):
                 np.testing.assert_array_equal(np.sort(walked[walked >= 0]), everything)
 
 
+@pytest.mark.slow
 def test_joint_is_local_in_the_first_task(runs):
     joint, local = runs("joint"), runs("local")
     for k in range(3):

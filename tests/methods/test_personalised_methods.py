@@ -52,6 +52,7 @@ class UniformFedProx(FedProx):
     average = "uniform"
 
 
+@pytest.mark.slow
 def test_fedprox_is_fedmes_without_a_memory():
     """Local training with mu = lambda, bit for bit."""
     plain = {"memory": 0, "eval.model": "personal", "knn.theta": 0.0}

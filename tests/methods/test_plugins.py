@@ -74,6 +74,7 @@ def test_a_method_by_path(tmp_path):
     assert not np.array_equal(mine.acc, plain.acc)  # it is the slow model that predicts
 
 
+@pytest.mark.slow
 def test_a_method_as_an_entry_point(tmp_path, package):
     in_both_engines("slow", tmp_path)
 

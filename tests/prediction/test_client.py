@@ -38,6 +38,7 @@ def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):
     assert_predicts_what_was_scored(fedmes.run(method=method, out=tmp_path / "out", **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

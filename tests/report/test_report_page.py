@@ -37,6 +37,7 @@ def trained_page(trained_runs, tmp_path_factory):
     return report_on(tmp_path_factory.mktemp("page"), trained_runs)
 
 
+@pytest.mark.slow
 def test_every_number_of_the_table_is_that_of_result_json(trained_runs, trained_page):
     body = [
         row for row in trained_page.all("tr") if any(up["tag"] == "tbody" for up in row["inside"])

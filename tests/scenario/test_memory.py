@@ -92,6 +92,7 @@ def test_as_full_as_it_can_be(policy, case):
     assert [len(numbers) for numbers in plan.memory_after] == expected
 
 
+@pytest.mark.slow
 @every
 @fixed
 @given(case=cases())
@@ -153,6 +154,7 @@ def kept_of_all(policy, numbers, capacity, traits):
     )
 
 
+@pytest.mark.slow
 @own
 @fixed
 @given(case=cases())

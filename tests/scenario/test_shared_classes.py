@@ -66,6 +66,7 @@ def test_a_client_is_told_its_own_classes_beside_the_block():
     assert (plan.own.sum(axis=1) < OBJECTS).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_predicts_as_in_its_run(method, engine, tmp_path):

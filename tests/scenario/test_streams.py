@@ -143,6 +143,7 @@ def test_too_few_task_orders_are_noted():
     assert not any("orders" in note for note in made(clients=6, tasks=3).notes)
 
 
+@pytest.mark.slow
 @everywhere
 def test_same_seed_same_bytes_other_seed_other_bytes(size):
     again = [open_benchmark(configured(size)).stream(seed).to_bytes() for seed in SEEDS]

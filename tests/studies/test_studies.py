@@ -80,6 +80,7 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_numbers_in_the_table_are_those_of_the_result(root):
     written = reproduce(tiny("table1", root), execute)
     found = {row["method"]: row for row in rows(written)}
@@ -162,6 +163,7 @@ def test_a_quick_version_says_so_everywhere(tmp_path, study):
     assert not (tmp_path / "runs").exists()  # where runs of the paper's size lie
 
 
+@pytest.mark.slow
 def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path / "nothing"))
     scope = tiny("fusion40", tmp_path / "out", methods=("fedmes",))
