@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedmes.cli import app as cli
-from helpers.commands import arrays
+from helpers.custom_tables import arrays
 from helpers.forked import fedmes
 
 SMALL = [

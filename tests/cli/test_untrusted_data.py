@@ -19,7 +19,7 @@ from fedmes.data.pickles import read_pickle
 from fedmes.errors import UserError
 from fedmes.scenario.custom import open_custom
 from fedmes.scenario.stream import Stream
-from helpers.commands import arrays
+from helpers.custom_tables import arrays
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

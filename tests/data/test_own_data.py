@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from helpers.own_data import N, columns, names, opened, rng, save
+from helpers.custom_tables import N, columns, names, opened, rng, save
 
 # --- arrays ---------------------------------------------------------------------------------------
 

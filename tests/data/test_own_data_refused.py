@@ -12,7 +12,7 @@ import pytest
 
 from fedmes.errors import UserError
 from fedmes.scenario.custom import open_custom
-from helpers.own_data import N, columns, opened, refused, save
+from helpers.custom_tables import N, columns, opened, refused, save
 
 
 @pytest.mark.parametrize("name", ["x", "y", "client", "task"])

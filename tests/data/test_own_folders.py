@@ -9,7 +9,7 @@ from PIL import Image
 from fedmes.config.federation_options import FederationOptions
 from fedmes.errors import UserError
 from fedmes.scenario.custom import open_site
-from helpers.own_data import names, opened, refused, rng
+from helpers.custom_tables import names, opened, refused, rng
 
 
 def picture(path, mode="L", size=(6, 4), value=None, seed=0):

@@ -1,4 +1,4 @@
-"""Shared by several files of tests: file server."""
+"""An HTTP server of one archive that may break off, refuse ranges or wait; a small CIFAR-100."""
 
 import hashlib
 import io

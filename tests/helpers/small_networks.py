@@ -1,4 +1,4 @@
-"""Shared by several files of tests: small networks."""
+"""Networks of a few neurons, random samples for them, and a user's module around any body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by several files of tests: small streams."""
+"""Streams of benchmarks in several awkward sizes, opened once, and how they are counted."""
 
 from __future__ import annotations
 

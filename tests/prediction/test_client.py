@@ -19,7 +19,7 @@ from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.results import client_dir
 from fedmes.tensors import put
-from helpers.predictions import assert_predicts_what_was_scored, edit
+from helpers.client_directories import assert_predicts_what_was_scored, edit
 
 TINY = {
     "clients": 2, "tasks": 3, "rounds": 1, "epochs": 2, "batch": 80, "memory": {"size": 12}, "model": {"width": 12},

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import fedmes
 from fedmes.errors import UserError
-from helpers.predictions import edit
+from helpers.client_directories import edit
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from fedmes.data.dataset import Dataset
 from fedmes.engines.loop import LoopEngine
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
+from helpers.client_directories import assert_predicts_what_was_scored
 from helpers.engine_runs import assert_equal_runs
-from helpers.predictions import assert_predicts_what_was_scored
 
 SESSIONS, OBJECTS, TRAIN, TEST = 11, 50, 4, 2
 TINY = {

@@ -1,4 +1,4 @@
-"""Shared by several files of tests: predictions."""
+"""Client directories: that they predict what a run has scored, and how one is changed by hand."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Shared by several files of tests: own data."""
+"""Small tables of custom data, good ones and others, and what opening them gives or refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def rng(seed=0):
 
 
 def columns(**changes):
-    """A good table; None leaves an array out."""
+    """A good table of images; None leaves an array out."""
     content = {
         "x": rng().integers(0, 256, (N, 4, 4, 3)).astype(np.uint8),
         "y": np.tile([0, 1], N // 2),
@@ -26,6 +26,19 @@ def columns(**changes):
         "split": np.tile([0, 0, 0, 0, 1, 1], N // 6),
     }
     return {name: value for name, value in (content | changes).items() if value is not None}
+
+
+def arrays(**changes):
+    """A good table of vectors; None leaves an array out."""
+    n = 24
+    base = {
+        "x": np.zeros((n, 4), np.float32),
+        "y": np.tile([0, 1], n // 2),
+        "client": np.repeat([0, 1], n // 2),
+        "task": np.tile(np.repeat([0, 1], 6), 2),
+        "split": np.tile([0, 0, 0, 0, 1, 1], 4),
+    } | changes
+    return {name: value for name, value in base.items() if value is not None}
 
 
 def save(tmp_path, name="data.npz", **changes):
