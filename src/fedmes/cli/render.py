@@ -16,7 +16,7 @@ from fedmes.results.run_dir import Result
 
 if TYPE_CHECKING:
     from fedmes.experiment.bench import Row
-    from fedmes.prediction.client import Opinion, Prediction
+    from fedmes.prediction.client import Prediction, Vote
 from fedmes.results.labels import NUMBERS, SCORES, variants
 
 
@@ -197,8 +197,8 @@ def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
                 name,
                 p.label,
                 f"{p.probability:.3f}",
-                _opinion(p.network),
-                _opinion(p.memory),
+                _vote(p.network),
+                _vote(p.memory),
                 near,
             )
             table.add_row(*(_printable(cell) for cell in cells))
@@ -218,8 +218,8 @@ def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
     return Group(table, Text(), *(Text(line) for line in lines))
 
 
-def _opinion(opinion: Opinion | None) -> str:
-    return "-" if opinion is None else f"{opinion.label} {opinion.probability:.3f}"
+def _vote(vote: Vote | None) -> str:
+    return "-" if vote is None else f"{vote.label} {vote.probability:.3f}"
 
 
 def _printable(text: str) -> Text:

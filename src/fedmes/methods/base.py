@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedmes.config.loading import method_options
@@ -52,6 +53,17 @@ class ClientContext(NamedTuple):
     epoch: Tensor  # only moving within `step`
     # a random number of (seed, client, round); in `step`, for dropout, another one each time
     key: Tensor
+
+    @classmethod
+    def outside_rounds(
+        cls, blocks: Tensor, classes: Tensor, seen: Tensor, dtype: torch.dtype, position: int = 0
+    ) -> ClientContext:
+        """Of a client that is in no round, as for prediction or for the shapes of its state."""
+        zero = torch.tensor(0)
+        no = torch.tensor(False)
+        none = torch.zeros((), dtype=dtype)
+        at = torch.tensor(position)
+        return cls(zero, at, no, no, none, none, blocks, classes, seen, zero, zero)
 
 
 Me = ClientContext  # its former name, which custom methods may still import

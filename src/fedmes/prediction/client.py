@@ -1,10 +1,11 @@
-"""Prediction with a client directory: what the client says, what its network and its memory say
-alone, and why."""
+"""Prediction with a client directory: the client's answer, and those of its network and memory."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,16 @@ Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
-class Opinion:
+class Vote:
+    """The likeliest class of the network or of the memory alone."""
+
     label: str
     probability: float
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A stored sample, by its place in the memory."""
+    """A stored sample, by its index in the memory."""
 
     index: int
     label: str
@@ -48,15 +51,15 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One sample: what the client says, and what that rests on."""
+    """The predicted class of one sample, and what it is based on."""
 
     label: str
     probability: float
-    network: Opinion
-    memory: Opinion | None  # None: no stored sample votes
-    # the nearest stored samples, nearest first; they vote if their class is in question
+    network: Vote
+    memory: Vote | None  # None: no stored sample votes
+    # the nearest stored samples, nearest first; they vote if their class is a candidate
     neighbours: list[Neighbour]
-    probabilities: dict[str, float]  # of all classes in question
+    probabilities: dict[str, float]  # of all candidates
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,11 +67,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of several samples, as arrays; a single one by its index."""
+    """Predictions of several samples, as arrays; a single one by its index."""
 
     client: Client
-    scope: NDArray[np.bool_]  # [C] the classes in question
-    ids: NDArray[np.int64]  # [B] what the client says
+    scope: NDArray[np.bool_]  # [C] the candidates
+    ids: NDArray[np.int64]  # [B] predicted class ids
     probabilities: Floats  # [B, C]
     network: Floats  # [B, C] the network alone
     memory: Floats  # [B, C] the memory alone; all zero where it has no vote
@@ -86,40 +89,41 @@ class Predictions:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, i: int) -> Prediction:
-        names, stored = self.client.class_names, self.client.voters
-        said, network, memory = self.probabilities[i], self.network[i], self.memory[i]
-        near = zip(self.index[i].tolist(), self.distance[i].tolist(), strict=True)
+        names = self.client.class_names
+        probabilities = self.probabilities[i]
+        neighbours = []
+        for j, distance in zip(self.index[i].tolist(), self.distance[i].tolist(), strict=True):
+            label = names[self.client.voters.y[j]]
+            neighbours.append(Neighbour(j, label, int(self.client.tasks[j]), distance))
         return Prediction(
             label=names[self.ids[i]],
-            probability=float(said[self.ids[i]]),
-            network=Opinion(names[network.argmax()], float(network.max())),
-            memory=Opinion(names[memory.argmax()], float(memory.max())) if memory.any() else None,
-            neighbours=[
-                Neighbour(j, names[stored.y[j]], int(self.client.tasks[j]), d) for j, d in near
-            ],
-            probabilities={names[c]: float(said[c]) for c in np.flatnonzero(self.scope)},
+            probability=float(probabilities[self.ids[i]]),
+            network=self._vote(self.network[i]),
+            memory=self._vote(self.memory[i]) if self.memory[i].any() else None,
+            neighbours=neighbours,
+            probabilities={names[c]: float(probabilities[c]) for c in np.flatnonzero(self.scope)},
         )
+
+    def _vote(self, probabilities: Floats) -> Vote:
+        return Vote(self.client.class_names[probabilities.argmax()], float(probabilities.max()))
 
 
 class Client:
-    """A client as it stood when its directory was written."""
+    """A trained client, as its directory stores it."""
 
     def __init__(self, stored: client_dir.Stored, method: Method) -> None:
-        about, dtype = stored.about, next(iter(stored.weights.values())).dtype
-        self.name, self.class_names, self.shape = (
-            about.client,
-            tuple(about.class_names),
-            tuple(about.shape),
-        )
-        self.method, self.config = method, stored.config
-        self.voters, self.tasks, self.normalisation = (
-            stored.voters,
-            stored.tasks,
-            stored.normalisation,
-        )
-        self._dtype = dtype
-        self._ctx = _standing(about, dtype)
-        self._told = (
+        about = stored.about
+        self.name = about.client
+        self.class_names = tuple(about.class_names)
+        self.shape = tuple(about.shape)
+        self.method = method
+        self.config = stored.config
+        self.voters = stored.voters
+        self.tasks = stored.tasks
+        self.normalisation = stored.normalisation
+        self._dtype = next(iter(stored.weights.values())).dtype
+        self._ctx = _context(about, self._dtype)
+        self._task_classes = (
             self._ctx.blocks if self.config.eval.task_classes == "all" else self._ctx.classes
         )
         self._learned = _learned(about)
@@ -130,20 +134,20 @@ class Client:
                 | stored.beside
             )
             nothing = np.zeros((1, *self.voters.x.shape[1:]), self.voters.x.dtype)
-            # whatever does not fit shows now
+            # whatever does not fit fails now
             self._explain(self._normalised(nothing, np.zeros(1, np.int64)), -1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Who it is that predicts."""
+        """A description of the client."""
+        seen = self._ctx.seen.nonzero().flatten().tolist()
+        theta = self._predictor.get("theta")
         return {
             "name": self.name,
             "method": self.config.method,
             "model": self.config.model.name,
             "shape": list(self.shape),
-            "classes": [
-                self.class_names[label] for label in self._ctx.seen.nonzero().flatten().tolist()
-            ],
-            "theta": float(self._predictor["theta"]) if "theta" in self._predictor else None,
+            "classes": [self.class_names[label] for label in seen],
+            "theta": None if theta is None else float(theta),
             "memory": len(self.tasks),
         }
 
@@ -156,43 +160,46 @@ class Client:
         """Predict samples: an array of one or of several, a picture (PIL), the path of one, or a
         list of such.
 
-        `task`: the task that all samples belong to, from 0, if known: the choice is then among its
-        classes. `source`: the data set they are from, for a client whose samples are from several.
+        `task`: index of the task of all samples, if known; its classes are then the candidates.
+        `source`: index of their data set, for a client with samples from several.
         """
         samples = self.samples(x)
         self._refuse_unlearned(task)
         if source is None and self.sources > 1:
             raise UserError(
-                f"source: the samples are from {self.sources} data sets; say from which, 0 is the first"
+                f"source: the samples are from {self.sources} data sets; "
+                "say from which, 0 is the first"
             )
         if source is not None and not 0 <= source < self.sources:
             raise UserError(
-                f"source: the samples are from {self.sources} data sets, 0 is the first; not {source}"
+                f"source: the samples are from {self.sources} data sets, 0 is the first; "
+                f"not {source}"
             )
         position = -1 if task is None else task
-        parts = []
+        parts: dict[str, list[Tensor]] = defaultdict(list)
         with torch.no_grad():
             for start in range(0, len(samples), CHUNK):
                 part = samples[start : start + CHUNK]
-                parts.append(
-                    self._explain(self._normalised(part, np.full(len(part), source or 0)), position)
-                )
-        said = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        network = said.get("nolip", said["acc"])
-        nobody = said["acc"][:, :0]
+                x = self._normalised(part, np.full(len(part), source or 0))
+                for name, values in self._explain(x, position).items():
+                    parts[name].append(values)
+        found = {name: torch.cat(values) for name, values in parts.items()}
+        probabilities = found["acc"]
+        network = found.get("nolip", probabilities)
+        none = probabilities[:, :0]
         return Predictions(
             client=self,
             scope=self._scope(position).numpy(),
-            ids=said["acc"].argmax(-1).numpy(),  # as engines choose
-            probabilities=said["acc"].numpy(),
+            ids=probabilities.argmax(-1).numpy(),  # as in engines
+            probabilities=probabilities.numpy(),
             network=network.numpy(),
-            memory=(said["memory"] if "memory" in said else torch.zeros_like(network)).numpy(),
-            index=said.get("index", nobody.long()).numpy(),
-            distance=said.get("distance", nobody).numpy(),
+            memory=found.get("memory", torch.zeros_like(network)).numpy(),
+            index=found.get("index", none.long()).numpy(),
+            distance=found.get("distance", none).numpy(),
         )
 
     def _refuse_unlearned(self, task: int | None) -> None:
-        """Initial weights and a task's untrained part answer too, and look as sure as any."""
+        """Untrained weights also give an answer, which looks as certain as any."""
         tasks = len(self._ctx.blocks)
         if not self._learned:
             raise UserError(f"client {self.name} has learned nothing yet, so it cannot predict")
@@ -201,7 +208,8 @@ class Client:
         if task is not None and task not in self._learned:
             known = ", ".join(map(str, self._learned))
             raise UserError(
-                f"task: client {self.name} has learned nothing of task {task} yet; it has learned {known}"
+                f"task: client {self.name} has learned nothing of task {task} yet; "
+                f"it has learned {known}"
             )
 
     def samples(self, x: Any) -> NDArray[Any]:
@@ -212,13 +220,12 @@ class Client:
     # --- the method's functions, as engines call them ---------------------------------------------
 
     def _normalised(self, x: NDArray[Any], source: NDArray[np.int64]) -> Tensor:
-        samples = Samples(
-            Dataset(x, source, self.class_names, source=source), torch.device("cpu"), self._dtype
-        )
+        dataset = Dataset(x, source, self.class_names, source=source)
+        samples = Samples(dataset, torch.device("cpu"), self._dtype)
         return samples.take(torch.arange(len(x)), samples.scale(self.normalisation))
 
     def _scope(self, position: int) -> Tensor:
-        return self._ctx.seen if position < 0 else self._told[position]
+        return self._ctx.seen if position < 0 else self._task_classes[position]
 
     def _explain(self, x: Tensor, position: int) -> Tensors:
         return self.method.explain(
@@ -227,7 +234,9 @@ class Client:
 
     def _store(self) -> Batch:
         y = torch.from_numpy(self.voters.y)
-        source = np.zeros(len(y), np.int64) if self.voters.source is None else self.voters.source
+        source = self.voters.source
+        if source is None:
+            source = np.zeros(len(y), np.int64)
         x = self._normalised(self.voters.x, source)
         return Batch(
             x,
@@ -246,56 +255,69 @@ def load_client(
 ) -> Client:
     """Open a client directory.
 
-    `model`, `method`: the class, or `path/to/file.py:Name`, where the client was trained with one
-    of your own. Nothing is imported because a directory names it: it may come from anywhere.
+    `model`, `method`: the class, or `path/to/file.py:Name`, where the client was trained with a
+    custom one. Nothing is imported because a directory names it: it may come from anywhere.
     """
     directory = Path(directory)
     stored = client_dir.read_client(directory)
-    config, about = stored.config, stored.about
+    config = stored.config
     make_model = _resolve("model", config.model.name, model, networks.MODELS, directory)
     make_method = _resolve("method", config.method, method, METHODS, directory)
-    shape, classes = tuple(about.shape), len(about.class_names)
-
-    x = stored.voters.x
-    samples = torch.from_numpy(np.resize(x, (3, *shape))) if x.dtype == np.int64 else None
-    start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
-
-    def build() -> nn.Module:
-        return networks.build(
-            make_model,
-            config.model.name,
-            shape,
-            classes,
-            start,
-            samples,
-            **networks.options(config),
-        )
-
+    built_in = model is None and config.model.name in networks.MODELS
     try:
-        if model is None and config.model.name in networks.MODELS:
-            with torch.device("meta"):  # its sizes, before anything is made of them
-                _compare(dict(build().named_parameters()), stored)
-        module = build()
-        # all was trained, whatever the module says now, and all is stored
-        if about.frozen_sha256 is None:
-            module.requires_grad_(True)
-        net = Net(module, shape, classes, samples)
-        _compare(net.initial, stored)
-        if net.frozen_sha256 != about.frozen_sha256:
-            raise UserError(
-                f"the frozen parameters of model {config.model.name} are not those that this client was trained with "
-                f"(SHA-256 {about.frozen_sha256}, here {net.frozen_sha256})"
-            )
+        net = _network(make_model, stored, check_first=built_in)
         dtype = next(iter(stored.weights.values())).dtype
         return Client(stored, make_method(net.to(torch.device("cpu"), dtype), config))
     except UserError as error:
         raise UserError(f"{directory}: {error}") from None
     except Exception as error:
-        # files that do not fit each other, or a module of the user's own, may raise anything
+        # files that do not fit each other, or a custom module, may raise anything
         text = (str(error).splitlines() or [""])[0]
         raise UserError(
             f"{directory}: its files do not fit together ({type(error).__name__}: {text})"
         ) from error
+
+
+def _network(
+    make_model: Callable[..., nn.Module], stored: client_dir.Stored, check_first: bool
+) -> Net:
+    """The client's network, with the stored weights' sizes.
+
+    `check_first`: compare sizes before memory of that size is taken.
+    """
+    config = stored.config
+    about = stored.about
+    shape = tuple(about.shape)
+    classes = len(about.class_names)
+    samples = None
+    if stored.voters.x.dtype == np.int64:
+        samples = torch.from_numpy(np.resize(stored.voters.x, (3, *shape)))
+    start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
+    build = partial(
+        networks.build,
+        make_model,
+        config.model.name,
+        shape,
+        classes,
+        start,
+        samples,
+        **networks.options(config),
+    )
+    if check_first:
+        with torch.device("meta"):
+            _compare(dict(build().named_parameters()), stored)
+    module = build()
+    if about.frozen_sha256 is None:  # all parameters were trained and are stored
+        module.requires_grad_(True)
+    net = Net(module, shape, classes, samples)
+    _compare(net.initial, stored)
+    if net.frozen_sha256 != about.frozen_sha256:
+        raise UserError(
+            f"the frozen parameters of model {config.model.name} are not those "
+            "that this client was trained with "
+            f"(SHA-256 {about.frozen_sha256}, here {net.frozen_sha256})"
+        )
+    return net
 
 
 def _resolve(
@@ -313,7 +335,8 @@ def _resolve(
         )
     raise UserError(
         f"{directory}: its {kind} is your own, {name}; "
-        f"say where it is now with --{kind} PATH.py:{name.rpartition(':')[2]} (in Python: {kind}=...), which imports it"
+        f"say where it is now with --{kind} PATH.py:{name.rpartition(':')[2]} "
+        f"(in Python: {kind}=...), which imports it"
     )
 
 
@@ -323,14 +346,11 @@ def _compare(params: Tensors, stored: client_dir.Stored) -> None:
     there = {name: tuple(t.shape) for name, t in stored.weights.items()}
     by_task = {name: (stored.config.tasks, *shape) for name, shape in here.items()}
     if there not in (here, by_task):
-        odd = next(
-            (
-                name
-                for name in here | there
-                if here.get(name) != there.get(name) != by_task.get(name)
-            ),
-            next(iter(here)),
-        )
+        odd = next(iter(here))
+        for name in here | there:
+            if here.get(name) != there.get(name) != by_task.get(name):
+                odd = name
+                break
         raise UserError(
             f"model.safetensors has {there.get(odd, 'no')} values of {odd}, "
             f"model {stored.config.model.name} has {here.get(odd, 'none')}"
@@ -342,30 +362,27 @@ def _compare(params: Tensors, stored: client_dir.Stored) -> None:
         )
 
 
-def _standing(about: client_dir.About, dtype: torch.dtype) -> ClientContext:
-    """A client that is not in a round."""
-
+def _context(about: client_dir.About, dtype: torch.dtype) -> ClientContext:
     def table(rows: list[list[int]]) -> Tensor:
         marks = torch.zeros(len(rows), len(about.class_names), dtype=torch.bool)
         for mine, labels in zip(marks, rows, strict=True):
             mine[labels] = True
         return marks
 
-    no, zero = torch.tensor(False), torch.tensor(0)
-    nothing = torch.zeros((), dtype=dtype)
-    blocks = table(about.blocks)
-    # of old, blocks were what a task means here
-    classes = blocks if about.classes is None else table(about.classes)
-    tables = (blocks, classes, table([about.seen])[0])
-    return ClientContext(
-        zero, torch.tensor(about.position), no, no, nothing, nothing, *tables, zero, zero
+    # in old files a client's classes of a task are the task's classes
+    classes = about.blocks if about.classes is None else about.classes
+    seen = table([about.seen])[0]
+    return ClientContext.outside_rounds(
+        table(about.blocks), table(classes), seen, dtype, about.position
     )
 
 
 def _learned(about: client_dir.About) -> list[int]:
     if about.learned is not None:
         return about.learned
-    return list(range(about.position + 1)) if about.tasks_learned else []
+    if not about.tasks_learned:
+        return []
+    return list(range(about.position + 1))
 
 
 def predict_files(
@@ -375,6 +392,8 @@ def predict_files(
     items = inputs.read(paths, client.samples)
     while block := list(islice(items, CHUNK)):
         good = [item.sample for item in block if item.sample is not None]
-        found = iter(client.predict(np.stack(good), task=task, source=source) if good else ())
+        found: Iterator[Prediction] = iter(())
+        if good:
+            found = iter(client.predict(np.stack(good), task=task, source=source))
         for item in block:
             yield item, None if item.sample is None else next(found)

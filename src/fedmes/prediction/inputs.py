@@ -1,5 +1,4 @@
-"""What is to be predicted: arrays, pictures and files, as samples like those that a client has
-learned from."""
+"""Input of predictions: arrays, pictures and files, in the form of a client's training samples."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 @dataclass(frozen=True)
 class Item:
-    """A file's sample, as read: what to predict, or why it cannot be."""
+    """A sample of a file, or the reason why it cannot be read."""
 
     name: str
     sample: NDArray[Any] | None
@@ -36,8 +35,7 @@ class Item:
 
 
 def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iterator[Item]:
-    """Files and all pictures in folders, one after the other, as `samples` reads them; a few are
-    read ahead."""
+    """Files and all pictures in folders, in order, as `samples` reads them; a few ahead."""
 
     def one(found: Item | Path) -> Iterable[Item]:
         if isinstance(found, Item):
@@ -46,11 +44,10 @@ def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iter
             x = samples(found)
         except UserError as error:
             return [Item(str(found), None, str(error).removeprefix(f"{found}: "))]
+        if found.suffix.lower() not in ARRAYS:
+            return [Item(str(found), x[0])]
         # there may be millions: none is named before it is wanted
-        several = found.suffix.lower() in ARRAYS
-        return (
-            Item(f"{found}[{i}]" if several else str(found), sample) for i, sample in enumerate(x)
-        )
+        return (Item(f"{found}[{i}]", sample) for i, sample in enumerate(x))
 
     files = _files(paths)
     with ThreadPoolExecutor(4) as readers:
@@ -60,8 +57,10 @@ def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iter
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
-    """Files as they are named, and of folders the pictures at any depth; what else is there is
-    counted, by folder."""
+    """Files as they are named, and the pictures in folders, at any depth.
+
+    Other files in a folder are counted.
+    """
     for path in paths:
         if not path.is_dir():
             yield path
@@ -70,20 +69,19 @@ def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
         for entry in path.rglob("*"):
             if not entry.is_dir():
                 inside[entry.parent].append(entry)
-        sorted_out = {
-            folder: pictures.sorted_out(entries) for folder, entries in sorted(inside.items())
-        }
-        yield from sorted(picture for found, _ in sorted_out.values() for picture in found)
-        yield from (
-            Item(str(at), None, pictures.counted(others))
-            for at, (_, others) in sorted_out.items()
-            if others
-        )
+        found: list[Path] = []
+        skipped = []
+        for folder, entries in sorted(inside.items()):
+            images, others = pictures.sorted_out(entries)
+            found += images
+            if others:
+                skipped.append(Item(str(folder), None, pictures.counted(others)))
+        yield from sorted(found)
+        yield from skipped
 
 
 def samples(x: Any, shape: tuple[int, ...], pixels: bool, whole: bool = False) -> NDArray[Any]:
-    """An array of one sample or of several, a picture (PIL), the path of one, or a list of such: as
-    [B, ...].
+    """An array of one or several samples, a picture (PIL), a path, or a list of such: as [B, ...].
 
     `shape`: of a sample, as a network sees it; `pixels`: samples are uint8; `whole`: int64, such as
     token ids; else float32.
@@ -97,7 +95,8 @@ def samples(x: Any, shape: tuple[int, ...], pixels: bool, whole: bool = False) -
         x = _load(path) if path.suffix.lower() in ARRAYS else pictures.read(path)
     if isinstance(x, Image.Image):
         return _picture(x, shape, pixels)
-    return _array(np.asarray(x), shape, "uint8" if pixels else "int64" if whole else "float32")
+    kind = "int64" if whole else "float32"
+    return _array(np.asarray(x), shape, "uint8" if pixels else kind)
 
 
 def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
@@ -112,7 +111,8 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
     if len(shape) == 1:
         if x.ndim not in (1, 2) or x.shape[-1] != shape[0]:
             raise UserError(
-                f"samples have shape {x.shape}; this client has learned from {shape[0]} numbers each"
+                f"samples have shape {x.shape}; "
+                f"this client has learned from {shape[0]} numbers each"
             )
         return x.reshape(-1, shape[0])
     channels, height, width = shape
@@ -124,16 +124,20 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
     if kind != "uint8" or x.shape[3] not in MODES:
         hint = "; channels come last" if x.shape[1:] == shape else ""
         raise UserError(
-            f"samples have shape {x.shape}; this client has learned from {height}x{width}x{channels}{hint}"
+            f"samples have shape {x.shape}; "
+            f"this client has learned from {height}x{width}x{channels}{hint}"
         )
-    seen = (Image.fromarray(one[..., 0] if one.shape[2] == 1 else one) for one in x)
-    return np.concatenate([_picture(picture, shape, True) for picture in seen])
+    if x.shape[3] == 1:
+        x = x[..., 0]
+    return np.concatenate([_picture(Image.fromarray(one), shape, True) for one in x])
 
 
 def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray[Any]:
-    """With axes for samples and channels, where one or both are left out. What has the client's own
-    size is that; else the last of three axes is that of colours if it is short enough, unless it is
-    as wide as the client's samples."""
+    """With axes for samples and channels, where one or both are missing.
+
+    Three axes in the size of the client's samples are one sample; else the last one is that of
+    colours if it is short enough, unless it is as wide as the client's samples.
+    """
     if x.ndim == 2:
         return x[None, :, :, None]
     if x.ndim != 3:
@@ -144,7 +148,7 @@ def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray
 
 
 def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDArray[np.uint8]:
-    """In the client's size and colours, as reading a folder of training images would make it."""
+    """In the client's size and colours, as in a folder of training images."""
     if len(shape) == 1 or shape[0] not in (1, 3) or not pixels:
         raise UserError(
             "this client has not learned from pictures; give arrays like its training data"
@@ -154,9 +158,8 @@ def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDAr
         picture = pictures.plain(picture).convert(MODES[channels])
     except ValueError as error:
         raise UserError(f"a picture cannot be read ({error})") from None
-    return np.asarray(pictures.fitted(picture, width, height), np.uint8).reshape(
-        1, height, width, channels
-    )
+    values = np.asarray(pictures.fitted(picture, width, height), np.uint8)
+    return values.reshape(1, height, width, channels)
 
 
 def _load(path: Path) -> NDArray[Any]:

@@ -14,18 +14,24 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from fedmes.common.files import whole
+from fedmes.common.text import three
 from fedmes.errors import UserError
-from fedmes.prediction.client import Client, Opinion, Prediction
+from fedmes.prediction.client import Client, Prediction, Vote
 from fedmes.prediction.inputs import Item
 
-ROWS, NEIGHBOURS = 20, 9  # at most
-# a neighbour of the class that was said, or of another; told apart by all
-SAME, OTHER = "#0072b2", "#d55e00"
-INK, FAINT = "black", "#6e6e6e"
-# In units of a tile, the square that an image is shown in:
-# from tile to tile, a row, where words begin, where neighbours do
-STEP, HEIGHT, WORDS, LEFT = 1.12, 1.5, 1.15, 3.6
-INCHES = 0.95  # a tile
+ROWS = 20  # at most
+NEIGHBOURS = 9  # at most
+# A neighbour of the predicted class, or of another; for colour-blind readers, too.
+SAME = "#0072b2"
+OTHER = "#d55e00"
+INK = "black"
+FAINT = "#6e6e6e"
+# in units of a tile, the square that an image is shown in
+STEP = 1.12  # from tile to tile
+HEIGHT = 1.5  # of a row
+WORDS = 1.15  # where words begin
+LEFT = 3.6  # where neighbours begin
+INCHES = 0.95  # per tile
 
 
 def check(path: Path) -> None:
@@ -45,8 +51,7 @@ def save(path: Path, client: Client, found: Sequence[tuple[Item, Prediction]]) -
 
 
 def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
-    """A row an image: itself, what is said about it, and its neighbours from the memory, nearest
-    first."""
+    """A row per image: itself, its prediction, and its neighbours from the memory."""
     if len(client.shape) != 3:
         raise UserError("--show: this client's samples are vectors, not pictures")
     most = max(min(len(prediction.neighbours), NEIGHBOURS) for _, prediction in found)
@@ -62,22 +67,12 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
         assert item.sample is not None
         _image(ax, item.sample, 0, top)
         _words(ax, 0, top + 1.12, _short(Path(item.name).name, 40), FAINT)
-        _words(ax, WORDS, top + 0.2, _short(_opinion(prediction), 30), INK, size=10)
-        _words(
-            ax,
-            WORDS,
-            top + 0.5,
-            _short(f"network alone: {_opinion(prediction.network)}", 36),
-            FAINT,
-        )
+        _words(ax, WORDS, top + 0.2, _short(_vote(prediction), 30), INK, size=10)
+        network = f"network alone: {_vote(prediction.network)}"
+        _words(ax, WORDS, top + 0.5, _short(network, 36), FAINT)
         if most:
-            _words(
-                ax,
-                WORDS,
-                top + 0.75,
-                _short(f"memory alone: {_opinion(prediction.memory)}", 36),
-                FAINT,
-            )
+            memory = f"memory alone: {_vote(prediction.memory)}"
+            _words(ax, WORDS, top + 0.75, _short(memory, 36), FAINT)
         for i, near in enumerate(prediction.neighbours[:NEIGHBOURS]):
             left = LEFT + i * STEP
             colour = SAME if near.label == prediction.label else OTHER
@@ -90,16 +85,21 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
 
 def _image(ax: Axes, sample: NDArray[Any], left: float, top: float) -> None:
     """A sample in a tile; float values from their least to their largest."""
-    low, high = (
-        (0.0, 255.0) if sample.dtype == np.uint8 else (float(sample.min()), float(sample.max()))
-    )
+    low = 0.0
+    high = 255.0
+    if sample.dtype != np.uint8:
+        low = float(sample.min())
+        high = float(sample.max())
     shown = (sample - low) / max(high - low, 1e-12)
-    tall, wide = sample.shape[0] / max(sample.shape[:2]), sample.shape[1] / max(sample.shape[:2])
-    x, y = left + (1 - wide) / 2, top + (1 - tall) / 2
-    look: Any = {"cmap": "gray", "vmin": 0, "vmax": 1, "aspect": "auto"}
-    ax.imshow(
-        shown if sample.shape[2] == 3 else shown[..., 0], extent=(x, x + wide, y + tall, y), **look
-    )
+    if sample.shape[2] != 3:
+        shown = shown[..., 0]
+    height, width = sample.shape[:2]
+    tall = height / max(height, width)
+    wide = width / max(height, width)
+    x = left + (1 - wide) / 2
+    y = top + (1 - tall) / 2
+    extent = (x, x + wide, y + tall, y)
+    ax.imshow(shown, extent=extent, cmap="gray", vmin=0, vmax=1, aspect="auto")
 
 
 def _words(ax: Axes, x: float, y: float, text: str, colour: str, size: float = 8) -> None:
@@ -107,9 +107,13 @@ def _words(ax: Axes, x: float, y: float, text: str, colour: str, size: float = 8
     ax.text(x, y, text, color=colour, fontsize=size, va="center", parse_math=False)
 
 
-def _opinion(opinion: Opinion | Prediction | None) -> str:
-    return "-" if opinion is None else f"{opinion.label}   {opinion.probability:.3f}"
+def _vote(vote: Vote | Prediction | None) -> str:
+    if vote is None:
+        return "-"
+    return f"{vote.label}   {three(vote.probability)}"
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+    if len(text) <= most:
+        return text
+    return text[: most - 3] + "..."

@@ -1,1 +1,1 @@
-"""Clients on sites of their own, reached through Flower."""
+"""Clients at sites, reached through Flower."""

@@ -1,6 +1,8 @@
-"""What a site answers beside its upload: one strict form for each kind of message, written by the
-site and read by the server. Whatever does not fit is read as a refusal, with its reason, and harms
-nobody but its sender."""
+"""What a site answers in addition to its upload: one strict form for each kind of message.
+
+Sites write them and the server reads them. Whatever does not fit is read as a refusal, with its
+reason, and affects only its sender.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ LONGEST = 200  # characters of a reason; it ends in logs and results
 
 
 def plain(text: str) -> str:
-    """One line of some length: what a site says is not to control a terminal, nor to fill a log."""
-    return "".join(c if c.isprintable() else " " for c in text[:LONGEST])
+    """In one short line that cannot control a terminal nor fill a log."""
+    shown = text[:LONGEST]
+    for char in set(shown):
+        if not char.isprintable():
+            shown = shown.replace(char, " ")
+    return shown
 
 
 def _name(text: str) -> str:
@@ -44,23 +50,27 @@ Share = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_share)]
 
 
 class Form(BaseModel):
+    """Nothing but the fields, in exactly their types."""
+
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
     )
 
 
 class Facts(Form):
+    """What every answer says about its sender."""
+
     name: Name
-    # of that part of the server's state which lies at the site
+    # of that part of the server's state which the site keeps
     version: Annotated[int, Field(ge=-1, le=MOST)]
 
 
 class Hello(Facts):
-    """Who this is and where it stands."""
+    """A site's introduction."""
 
     client: Count
     samples: Count  # all that it can train on, which bounds its weight in an average
-    waiting: bool  # is there anything left to learn?
+    waiting: bool  # are there tasks left to learn?
 
 
 class Work(Form):
@@ -74,23 +84,25 @@ class Work(Form):
 
 
 class Trained(Facts):
+    """The answer to a round; its upload comes beside it."""
+
     waiting: bool
     ended: bool
     work: Work | None = None  # None: there was nothing to do
 
 
 class Scored(Facts):
-    """Accuracies after a task: by kind of prediction, for each task so far, (oblivious, masked)."""
+    """Accuracies after a task: by kind of prediction, per task (task-oblivious, task-aware)."""
 
     position: Count
     accuracy: dict[str, list[tuple[Share, Share]]]
-    undefined: bool  # did it answer with what is no number?
+    undefined: bool  # was an output not a number?
 
 
 class Refusal(Form):
     """Why a site does not do what it is asked for."""
 
-    name: Annotated[str, AfterValidator(plain)]  # "": nobody knows
+    name: Annotated[str, AfterValidator(plain)]  # "": unknown
     error: Annotated[str, AfterValidator(plain)]
 
 
@@ -120,8 +132,9 @@ class Limits:
             _below("position", facts.position, self.tasks)
             if not {"acc"} <= facts.accuracy.keys() <= {"acc", "nolip"}:
                 raise ValueError("accuracy: acc, and perhaps nolip, should be there")
-            if any(len(shares) != facts.position + 1 for shares in facts.accuracy.values()):
-                raise ValueError(f"accuracy: {facts.position + 1} tasks should be there")
+            tasks = facts.position + 1
+            if any(len(shares) != tasks for shares in facts.accuracy.values()):
+                raise ValueError(f"accuracy: {tasks} tasks should be there")
 
 
 def _below(what: str, value: int, limit: int) -> None:
@@ -141,9 +154,11 @@ def read(reply: Message, kind: str, limits: Limits) -> tuple[Facts, Tensors] | R
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        return unreadable(f"{place}: {first['msg']}" if place else first["msg"])
+        if place:
+            return unreadable(f"{place}: {first['msg']}")
+        return unreadable(first["msg"])
     except Exception as error:
-        # what a stranger has put together may fail in Flower or numpy with any of their errors
+        # a malformed message may fail in Flower or numpy with any of their errors
         return unreadable(str(error) or type(error).__name__)
 
 

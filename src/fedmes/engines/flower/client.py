@@ -1,4 +1,4 @@
-"""Flower's client: it takes the server's messages to a site, and the site's answers back."""
+"""Flower's ClientApp: it passes the server's messages to a site, and the site's answers back."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ from fedmes.tensors import Tensors
 
 Node = dict[str, Any]  # what a SuperNode was started with
 NameOf = Callable[[Node], str]
-# by the server's configuration and a seed's place
+# of the server's configuration and the index of a seed
 OpenClient = Callable[[Config, int, Node], SiteClient]
 Order = dict[str, Any]
+Handler = Callable[[SiteClient, Order, Tensors], Answer]
 
 
 def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
     app = ClientApp()
 
-    def answer(
-        message: Message, context: Context, work: Callable[[SiteClient, Order, Tensors], Answer]
-    ) -> Message:
-        order, node, name = messages.order_of(message), dict(context.node_config), ""
+    def answer(message: Message, context: Context, handler: Handler) -> Message:
+        order = messages.order_of(message)
+        node = dict(context.node_config)
+        name = ""
         try:
             name = name_of(node)
             config = Config.model_validate(order["config"])
             with numerics(config):
-                done = work(
-                    open_client(config, order["seed"], node), order, messages.tensors_of(message)
-                )
+                client = open_client(config, order["seed"], node)
+                done = handler(client, order, messages.tensors_of(message))
         except UserError as error:
             refusal = Refusal(name=name, error=str(error)).model_dump_json()
             return Message(messages.records(refusal, {}, refused=True), reply_to=message)
-        return Message(
-            messages.records(done.facts.model_dump_json(), wire.pack(done.upload)), reply_to=message
-        )
+        content = messages.records(done.facts.model_dump_json(), wire.pack(done.upload))
+        return Message(content, reply_to=message)
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
@@ -51,32 +50,32 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return answer(
-            message,
-            context,
-            lambda client, order, tensors: client.train(
-                order["round"], _received(client, order, tensors)
-            ),
-        )
+        return answer(message, context, _train)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return answer(
-            message,
-            context,
-            lambda client, order, tensors: client.evaluate(_received(client, order, tensors)),
-        )
+        return answer(message, context, _evaluate)
 
     return app
+
+
+def _train(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
+    return client.train(order["round"], _received(client, order, tensors))
+
+
+def _evaluate(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
+    return client.evaluate(_received(client, order, tensors))
 
 
 def _received(client: SiteClient, order: Order, tensors: Tensors) -> Tensors:
     """The server's state, of which a part may have come before."""
     each, kept = client.method.sent_down(client.method.server(client.initial))
+    rest = None
     try:
         sent = wire.unpack({name: tensors.pop(name) for name in order["each"]}, each)
-        rest = wire.unpack(tensors, kept) if order["kept"] else None
+        if order["kept"]:
+            found = wire.unpack(tensors, kept)
+            rest = {name: t for name, t in found.items() if not name.endswith("#mask")}
     except (ValueError, KeyError) as error:
         raise UserError(f"the server's state does not fit this site's method ({error})") from None
-    without_masks = {name: t for name, t in (rest or {}).items() if not name.endswith("#mask")}
-    return client.receive(sent, without_masks if rest is not None else None, order["version"])
+    return client.receive(sent, rest, order["version"])

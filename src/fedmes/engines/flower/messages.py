@@ -14,16 +14,16 @@ from fedmes.tensors import Tensors
 
 def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
     arrays = ArrayRecord({name: _array(t) for name, t in tensors.items()})
-    return RecordDict(
-        {"tensors": arrays, "fedmes": ConfigRecord({"refusal" if refused else "json": text})}
-    )
+    key = "refusal" if refused else "json"
+    return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({key: text})})
 
 
 def text_of(message: Message) -> tuple[str, bool]:
     """The JSON of a message, and whether it is a refusal."""
     record = message.content.config_records["fedmes"]
     refused = "refusal" in record
-    text = record["refusal" if refused else "json"]
+    key = "refusal" if refused else "json"
+    text = record[key]
     if not isinstance(text, str):
         raise TypeError("its text is none")
     return text, refused

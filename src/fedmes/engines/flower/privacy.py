@@ -1,5 +1,7 @@
-"""What noise costs: the Gaussian mechanism, calibrated exactly (Balle and Wang, 2018), and an
-update that bears it."""
+"""Differential privacy of updates: clipping, and the Gaussian mechanism with exact calibration.
+
+Balle and Wang, Improving the Gaussian mechanism for differential privacy, 2018.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
 # beyond these, nothing is protected or nothing is left
-EPSILONS, DELTAS = (1e-3, 100.0), (1e-12, 0.01)
+EPSILONS = (1e-3, 100.0)
+DELTAS = (1e-12, 0.01)
 
 
 def check(options: Privacy) -> None:
-    """Refuse what cannot be meant."""
+    """Refuse options that make no sense."""
     if options.epsilon is None:
         return
     for name, value, (least, most) in (
@@ -30,31 +33,36 @@ def check(options: Privacy) -> None:
 
 
 def delta_of(epsilon: float, shift: float) -> float:
-    """The least delta for which adding noise of standard deviation 1 is (epsilon, delta)-private,
-    where what it hides may move a value by `shift`."""
-    middle, tilt = shift / 2, epsilon / shift
+    """The least delta for which a value plus standard normal noise is (epsilon, delta)-private.
+
+    `shift`: the sensitivity, by how much the value may change.
+    """
+    middle = shift / 2
+    tilt = epsilon / shift
     return _below(middle - tilt) - math.exp(epsilon) * _below(-middle - tilt)
 
 
 def noise_for(epsilon: float, delta: float) -> float:
-    """The least standard deviation that makes a value (epsilon, delta)-private which may move by
-    1."""
-    low, high = 1.0, 1.0
+    """The least standard deviation for (epsilon, delta)-privacy of a value of sensitivity 1."""
+    low = 1.0
+    high = 1.0
     while delta_of(epsilon, 1 / high) > delta:
         high *= 2
     while delta_of(epsilon, 1 / low) <= delta:
         low /= 2
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if delta_of(epsilon, 1 / middle) > delta else (low, middle)
+        if delta_of(epsilon, 1 / middle) > delta:
+            low = middle
+        else:
+            high = middle
     return high  # of the two neighbours the one that keeps the promise
 
 
 def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
-    """An upload at most `clip` away from what was received and, where `epsilon` asks for it, with
-    noise.
+    """An upload at most `clip` away from what was received, with noise if there is an `epsilon`.
 
-    Any two updates of that norm differ by up to twice as much: this is what noise must hide. It is
-    drawn anew from the system's entropy, since whoever could compute it could take it off again.
+    Any two updates of that norm differ by up to twice as much: this is the sensitivity. Noise is
+    drawn from the system's entropy, since noise that can be computed can be removed.
     """
     if options.clip is None:
         return upload
@@ -63,22 +71,22 @@ def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
     deviation = 0.0
     if options.epsilon is not None:
         deviation = 2 * options.clip * noise_for(options.epsilon, options.delta)
-        if not math.isfinite(norm):  # that training has failed is a thing to hide, too
-            update, norm = {name: torch.zeros_like(t) for name, t in update.items()}, 0.0
-    scale = min(1.0, options.clip / norm) if norm else 1.0
+        if not math.isfinite(norm):  # that training has failed is private, too
+            update = {name: torch.zeros_like(t) for name, t in update.items()}
+            norm = 0.0
+    scale = 1.0
+    if norm > options.clip:
+        scale = options.clip / norm
     draw = np.random.default_rng()
-
-    def sent(name: str, t: Tensor) -> Tensor:
-        noise = (
-            torch.from_numpy(draw.normal(0.0, deviation, tuple(t.shape))).to(t.device)
-            if deviation
-            else 0.0
-        )
-        return (received[name] + scale * t + noise).to(upload[name].dtype)
-
-    return {name: sent(name, t) for name, t in update.items()}
+    sent = {}
+    for name, t in update.items():
+        noise: Tensor | float = 0.0
+        if deviation:
+            noise = torch.from_numpy(draw.normal(0.0, deviation, tuple(t.shape))).to(t.device)
+        sent[name] = (received[name] + scale * t + noise).to(upload[name].dtype)
+    return sent
 
 
 def _below(x: float) -> float:
-    """How likely a standard normal number is below x."""
+    """The probability that a standard normal number is below x."""
     return math.erfc(-x / math.sqrt(2)) / 2

@@ -1,8 +1,8 @@
-"""A client on a disk of its own: what a real site does with each message of the server.
+"""A client with its state on disk: what a site does with each message of the server.
 
-Everything a site must not lose lies in its directory: state and position under `checkpoint/`
-(results/checkpoint.py), and what predicts as a client directory (results/client_dir.py). Nothing
-lives in memory between two messages, so a process may be killed at any moment; a message that comes
+Everything a site must not lose is in its directory: state and progress under `checkpoint/`
+(results/checkpoint.py), and what predicts as a client directory (results/client_dir.py). Nothing is
+kept in memory between two messages, so a process may be killed at any moment; a message that comes
 twice changes nothing twice.
 """
 
@@ -50,51 +50,56 @@ class SiteClient:
         *,
         scheduled: bool,
     ) -> None:
-        """`scheduled`: the plan speaks of the server's rounds, as in a simulation; else of the
-        rounds that this site has taken part in, with one task after the other as they arrive."""
-        self.name, self.directory, self.method, self.site, self.scheduled = (
-            name,
-            directory,
-            method,
-            site,
-            scheduled,
-        )
-        self.initial, self.save_predictor = initial, save_predictor
+        """`scheduled`: rounds of the plan are the server's, as in a simulation; else they are those
+        in which this site has taken part, with one task after the other as they arrive."""
+        self.name = name
+        self.directory = directory
+        self.method = method
+        self.site = site
+        self.scheduled = scheduled
+        self.initial = initial
+        self.save_predictor = save_predictor
         self.state = method.init(initial, site.ctx())
         # of the server's state, what comes only when it has changed; and which version it is
         self.kept: Tensors = {}
         # the server's last round here, own rounds so far, the tasks begun and ended last
-        self.about: dict[str, int] = dict.fromkeys(("round", "begun", "ended", "version"), -1) | {
-            "attended": 0
-        }
-        # the last upload, where noise was added to it: a second draw would tell more
+        self.about = {"round": -1, "begun": -1, "ended": -1, "version": -1, "attended": 0}
+        # the last upload, where noise was added to it: a second draw would reveal more
         self.noisy: Tensors = {}
-        self.saves, self.received = 0, False
-        if (found := checkpoint.latest(directory)) is not None:
-            tensors, stored = found
-            try:  # in its own order, which decides how sums round
-                self.state = {name: tensors[f"client.{name}"] for name in self.state}
-                self.kept, self.noisy = pick(tensors, "kept"), pick(tensors, "noisy")
-                self.about = {name: int(stored[name]) for name in self.about}
-                self.saves = int(stored["saves"])
-            except KeyError as error:
-                raise UserError(
-                    f"{directory}: its state is of another method or model ({error} is missing)"
-                ) from None
+        self.saves = 0
+        self.received = False
+        self._restore()
+
+    def _restore(self) -> None:
+        found = checkpoint.latest(self.directory)
+        if found is None:
+            return
+        tensors, stored = found
+        try:  # in its own order, which decides how sums round
+            self.state = {name: tensors[f"client.{name}"] for name in self.state}
+            self.kept = pick(tensors, "kept")
+            self.noisy = pick(tensors, "noisy")
+            self.about = {name: int(stored[name]) for name in self.about}
+            self.saves = int(stored["saves"])
+        except KeyError as error:
+            raise UserError(
+                f"{self.directory}: its state is of another method or model ({error} is missing)"
+            ) from None
 
     def hello(self) -> Answer:
-        """Who this is and where it stands."""
+        """The site's introduction."""
         now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
         waiting = bool((self.site.plan.position[now:] >= 0).any())
         samples = len(self.site.plan.rows)
-        return Answer(
-            Hello(client=int(self.site.index), samples=samples, waiting=waiting, **self._standing())
-        )
+        client = int(self.site.index)
+        return Answer(Hello(client=client, samples=samples, waiting=waiting, **self._sender()))
 
     def receive(self, sent: Tensors, kept: Tensors | None, version: int) -> Tensors:
         """The server's state, put together from what comes each time and what came earlier."""
         if kept is not None:
-            self.kept, self.about["version"], self.received = kept, version, True
+            self.kept = kept
+            self.about["version"] = version
+            self.received = True
         if self.about["version"] != version:
             raise UserError("a part of the server's state that was sent before is not here")
         return sent | self.kept
@@ -104,9 +109,8 @@ class SiteClient:
         """Take part in the server's round g."""
         again = self.about["round"] == g
         if self.about["round"] > g:
-            raise UserError(
-                f"{self.directory} has done round {self.about['round'] + 1} and is asked for {g + 1}"
-            )
+            done = self.about["round"] + 1
+            raise UserError(f"{self.directory} has done round {done} and is asked for {g + 1}")
         now = g if self.scheduled else self.about["attended"] - again
         plan = self.site.plan
         work = plan.round(now)
@@ -115,43 +119,41 @@ class SiteClient:
             if self.received:  # what was sent once is not sent again
                 self._save()
             ended = plan.ends(now) == self.about["begun"]
-            return Answer(Trained(waiting=waiting, ended=ended, **self._standing()))
+            return Answer(Trained(waiting=waiting, ended=ended, **self._sender()))
         start = time.perf_counter()
         if not again:
-            # Who was away when a task ended or began makes up for it.
-            late = self._end_task() if self.about["begun"] != work.position else {}
-            work = replace(work, first=self.about["begun"] != work.position)
-            self.state = tidy(
-                client_round(self.method, self.state | late, broadcast, work, self.site)
-            )
-            self.about |= {
-                "round": g,
-                "attended": self.about["attended"] + 1,
-                "begun": work.position,
-            }
-            self.noisy = {}
+            self._learn(g, work, broadcast)
         upload = self.noisy or self._upload(work, broadcast)
         self._save()
-        report = {
-            name: float(value) for name, value in self.method.report(self.state, broadcast).items()
-        }
-        seconds = time.perf_counter() - start
+        reported = self.method.report(self.state, broadcast)
         about = Work(
             position=work.position,
             index=work.index,
             samples=len(work.samples),
-            report=report,
-            seconds=seconds,
+            report={name: float(value) for name, value in reported.items()},
+            seconds=time.perf_counter() - start,
         )
         ended = plan.ends(now) is not None
-        facts = Trained(waiting=waiting, ended=ended, work=about, **self._standing())
+        facts = Trained(waiting=waiting, ended=ended, work=about, **self._sender())
         return Answer(facts, broken(upload) if work.broken else upload)
+
+    def _learn(self, g: int, work: Round, broadcast: Tensors) -> None:
+        """Train; a site that was away when a task ended or began catches up first."""
+        state = self.state
+        first = self.about["begun"] != work.position
+        if first:
+            state = state | self._end_task()
+        work = replace(work, first=first)
+        self.state = tidy(client_round(self.method, state, broadcast, work, self.site))
+        self.about["round"] = g
+        self.about["attended"] += 1
+        self.about["begun"] = work.position
+        self.noisy = {}
 
     @torch.no_grad()
     def evaluate(self, broadcast: Tensors) -> Answer:
         """End the task, keep what predicts, and score it on the site's own test data."""
-        if late := self._end_task():
-            self.state = self.state | late
+        self.state = self.state | self._end_task()
         self._save()
         position = self.about["begun"]
         protocol = EvalProtocol.of(self.method)
@@ -159,9 +161,8 @@ class SiteClient:
         self.save_predictor(predictor, position)
         ctx = self.site.ctx(self.site.plan.last_round(position))
         accuracy, undefined = client_score(protocol, predictor, position, self.site, ctx)
-        return Answer(
-            Scored(position=position, accuracy=accuracy, undefined=undefined, **self._standing())
-        )
+        facts = Scored(position=position, accuracy=accuracy, undefined=undefined, **self._sender())
+        return Answer(facts)
 
     def _upload(self, work: Round, broadcast: Tensors) -> Tensors:
         options = self.method.config.privacy
@@ -171,17 +172,18 @@ class SiteClient:
         return upload
 
     def _end_task(self) -> Tensors:
-        """What changes at the end of the task at hand, once."""
+        """What changes at the end of the current task, once."""
         begun = self.about["begun"]
         if self.about["ended"] == begun:
             return {}
         self.about["ended"] = begun
         return self.method.end_task(self.state, self.site.ctx(self.site.plan.last_round(begun)))
 
-    def _standing(self) -> dict[str, Any]:
+    def _sender(self) -> dict[str, Any]:
         return {"name": self.name, "version": self.about["version"]}
 
     def _save(self) -> None:
-        self.saves, self.received = self.saves + 1, False
+        self.saves += 1
+        self.received = False
         tensors = put("client", self.state) | put("kept", self.kept) | put("noisy", self.noisy)
         checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})
