@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedmes import config
 from fedmes.deployment import local, require_flower, site
-from fedmes.deployment.up import sites_of_own_data, up
+from fedmes.deployment.up import sites_of_custom_data, up
 from fedmes.errors import UserError
 from fedmes.scenario.custom import read_site
 from helpers.forked import fedmes
@@ -183,14 +183,14 @@ def test_each_client_of_own_data_becomes_a_site(tmp_path, pictures):
     for name in ("north", "south"):
         (tmp_path / "all" / name).symlink_to(pictures)
     options = {"data.path": str(tmp_path / "all"), "data.image_size": 4, "model": "linear"}
-    settled, sites = sites_of_own_data(config.load(None, options), tmp_path / "all")
+    settled, sites = sites_of_custom_data(config.load(None, options), tmp_path / "all")
     assert sites == {name: {"data": str(tmp_path / "all" / name)} for name in ("north", "south")}
     assert (settled.federation.classes, settled.federation.shape) == (["cat", "dog"], [1, 4, 4])
     (tmp_path / "config.toml").write_text(settled.to_toml({}))
     assert str(tmp_path) not in settled.to_toml({})
     assert config.load(tmp_path / "config.toml", {}) == settled
     with pytest.raises(UserError, match=r"sites: 3 asked for, but .* has 2"):
-        sites_of_own_data(config.load(None, options | {"clients": 3}), tmp_path / "all")
+        sites_of_custom_data(config.load(None, options | {"clients": 3}), tmp_path / "all")
 
 
 def test_the_app_of_the_docs_and_of_the_project_is_the_one_that_is_run():

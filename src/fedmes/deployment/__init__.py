@@ -1,5 +1,4 @@
-"""Flower as processes: certificates and keys, site folders, a supervisor, a whole federation on
-loopback."""
+"""Flower as processes: keys, site folders, a supervisor, a whole federation on loopback."""
 
 from __future__ import annotations
 

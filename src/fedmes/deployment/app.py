@@ -1,5 +1,4 @@
-"""Flower's two entry points, `client` and `server`, for sites on machines of their own
-(docs/deployment.md)."""
+"""Flower's entry points `client` and `server`, for real sites (docs/deployment.md)."""
 
 from __future__ import annotations
 
@@ -29,25 +28,19 @@ def site_name(node: Node) -> str:
 
 
 def site_client(config: Config, s: int, node: Node) -> SiteClient:
-    """A real site, in the folder that its SuperNode was started with; or a share of a benchmark,
-    for trials."""
+    """A real site in its SuperNode's folder, or a client of a benchmark, for trials."""
     folder = _folder(node)
     about = folders.read(folder)
     name = str(about["name"])
+    directory = folder / config.federation.name
     if "client" in about:
-        prepared, k, scheduled = (
-            _prepared(config.model_dump_json(by_alias=True)),
-            int(about["client"]),
-            True,
-        )
-    else:
-        if name not in config.federation.sites:
-            raise UserError(
-                f"site {name} is not among the federation's sites ({', '.join(config.federation.sites)})"
-            )
-        k, scheduled = config.federation.sites.index(name), False
-        prepared = prepare_site(config, name, Path(about["data"]))
-    return _site_client(name, prepared, s, k, folder / config.federation.name, scheduled)
+        prepared = _prepared(config.model_dump_json(by_alias=True))
+        return _site_client(name, prepared, s, int(about["client"]), directory, scheduled=True)
+    sites = config.federation.sites
+    if name not in sites:
+        raise UserError(f"site {name} is not among the federation's sites ({', '.join(sites)})")
+    prepared = prepare_site(config, name, Path(about["data"]))
+    return _site_client(name, prepared, s, sites.index(name), directory, scheduled=False)
 
 
 def _folder(node: Node) -> Path:
@@ -70,24 +63,24 @@ def main(grid: Grid, context: Context) -> None:
 
     _log_to_the_stream()
 
-    def tell(content: dict[str, object]) -> None:  # for whoever watches the run from outside
+    def write(content: dict[str, object]) -> None:  # for other processes that watch the run
         with (out / "progress.jsonl").open("a") as file:
             file.write(json.dumps(content) + "\n")
 
     def on_progress(now: Progress) -> None:
-        tell(now.numbers())
+        write(now.numbers())
 
     try:
         result = serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
     except UserError as error:
-        tell({"error": str(error)})
+        write({"error": str(error)})
         raise
     except Exception as error:
-        tell({"error": f"{type(error).__name__}: {error}"})
+        write({"error": f"{type(error).__name__}: {error}"})
         raise
-    missing = "".join(
-        f"; left out to the end: {name} ({why})" for name, why in result.sites_left_out.items()
-    )
+    missing = ""
+    for name, reason in result.sites_left_out.items():
+        missing += f"; left out to the end: {name} ({reason})"
     log.info("finished, the result is in %s%s", out, missing)
 
 
@@ -95,5 +88,6 @@ def _log_to_the_stream() -> None:
     """What a server prints is what `flwr run --stream` and `flwr log` show."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("fedmes: %(message)s"))
-    log.handlers, log.propagate = [handler], False
+    log.handlers = [handler]
+    log.propagate = False
     log.setLevel(logging.INFO)

@@ -1,5 +1,4 @@
-"""A certificate authority, a server's certificate and a node's key, in the formats that Flower
-reads."""
+"""A certificate authority, a server's certificate and a node's key, in Flower's formats."""
 
 from __future__ import annotations
 
@@ -9,78 +8,90 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 VALID = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class ServerFiles:
+    """What a SuperLink needs for TLS."""
+
     authority: Path  # goes to every site and every operator
     certificate: Path
     key: Path
 
 
 def make_server(directory: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> ServerFiles:
-    """An authority and the certificate it gives a server of these names. The authority's key is
-    kept nowhere: who needs another certificate makes another authority."""
+    """An authority, and the certificate that it gives a server of these names.
+
+    The authority's key is not kept: another certificate needs another authority.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    def named(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-    def usage(sign: bool) -> x509.KeyUsage:
-        return x509.KeyUsage(
-            digital_signature=not sign, key_cert_sign=sign, crl_sign=sign,
-            content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-            encipher_only=False, decipher_only=False,
-        )  # fmt: skip
-
-    def certificate(
-        subject: x509.Name, public: ec.EllipticCurvePublicKey
-    ) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
-        return (
-            x509.CertificateBuilder()
-            .issuer_name(issuer)
-            .subject_name(subject)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(minutes=5))  # clocks differ
-            .not_valid_after(now + VALID)
-        )
-
-    issuer = named("fedmes federation authority")
-    authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    issuer = "fedmes federation authority"
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    server_key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (
-        certificate(issuer, authority_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage(sign=True), critical=True)
+        _certificate(issuer, issuer, authority_key.public_key(), signs=True)
         .add_extension(identifier, critical=False)
         .sign(authority_key, hashes.SHA256())
     )
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
     server = (
-        certificate(named(hosts[0]), server_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(usage(sign=False), critical=True)
+        _certificate(issuer, hosts[0], server_key.public_key(), signs=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
-            critical=False,
-        )
+        .add_extension(names, critical=False)
+        .add_extension(issued_by, critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     files = ServerFiles(directory / "ca.crt", directory / "server.pem", directory / "server.key")
     pem = serialization.Encoding.PEM
     files.authority.write_bytes(authority.public_bytes(pem))
     files.certificate.write_bytes(server.public_bytes(pem))
-    pkcs8, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    bare = serialization.NoEncryption()
     write_private(files.key, server_key.private_bytes(pem, pkcs8, bare))
     return files
+
+
+def _certificate(issuer: str, subject: str, public_key: Any, signs: bool) -> Any:
+    """The beginning of a certificate; `signs`: of an authority, which signs others."""
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    def named(name: str) -> Any:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+    usage = x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    constraints = x509.BasicConstraints(ca=signs, path_length=0 if signs else None)
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(named(issuer))
+        .subject_name(named(subject))
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))  # clocks differ
+        .not_valid_after(now + VALID)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=True)
+    )
 
 
 def make_node_key(directory: Path, name: str) -> None:
@@ -89,7 +100,8 @@ def make_node_key(directory: Path, name: str) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1())
-    openssh, bare = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    openssh = serialization.PrivateFormat.OpenSSH
+    bare = serialization.NoEncryption()
     write_private(directory / "key", key.private_bytes(serialization.Encoding.PEM, openssh, bare))
     line = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
@@ -97,7 +109,7 @@ def make_node_key(directory: Path, name: str) -> None:
     (directory / "key.pub").write_bytes(line + b" " + name.encode() + b"\n")
 
 
-def _host(host: str):  # type: ignore[no-untyped-def]  # x509.GeneralName, of a package that is imported late
+def _host(host: str) -> Any:
     from cryptography import x509
 
     try:
@@ -107,6 +119,6 @@ def _host(host: str):  # type: ignore[no-untyped-def]  # x509.GeneralName, of a 
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """For its owner's eyes from the first byte on."""
+    """A new file that only its owner can read, from the first byte on."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

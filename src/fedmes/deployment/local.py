@@ -1,5 +1,4 @@
-"""A whole federation on loopback: a SuperLink with TLS and node keys, a SuperNode for each site,
-and runs on them."""
+"""A whole federation on loopback: a SuperLink with TLS and node keys, and a SuperNode per site."""
 
 from __future__ import annotations
 
@@ -33,17 +32,7 @@ SETTINGS = {
     "PYTHONUNBUFFERED": "1",
     "NO_COLOR": "1",
 }
-# Several commands of `flwr` in one process, since each would spend seconds on imports.
-FLWR = """
-import json, sys
-from click import ClickException
-from flwr.cli.app import app
-try:
-    for command in json.loads(sys.argv[1]):
-        app(command, standalone_mode=False)
-except ClickException as error:
-    sys.exit(error.format_message())
-"""
+FLWR_COMMANDS = Path(__file__).with_name("flwr_commands.py")
 APP = f"""[project]
 name = "fedmes-app"
 version = "{__version__}"
@@ -67,9 +56,9 @@ out = ""
 class Federation:
     """Sites that exist (folders with `site.toml` and keys), and all processes around them.
 
-    All that is theirs together is in `folder`: certificates, Flower's homes, the SuperLink's
-    database, logs. Each `start` begins with a new database; what runs have learned is in the sites'
-    folders and in the run's directory.
+    What they share is in `folder`: certificates, Flower's homes, the SuperLink's database, logs.
+    Each `start` begins with a new database; what runs have learned is in the sites' folders and in
+    the run's directory.
     """
 
     def __init__(self, folder: Path, sites: Sequence[Path], app: Path | None = None) -> None:
@@ -105,22 +94,23 @@ class Federation:
         return self._supervisor
 
     def start(self) -> None:
-        """SuperLink, node keys, SuperNodes. They go on connecting after it has returned; a run
-        waits for them."""
+        """SuperLink, node keys, SuperNodes; a run waits until these are connected."""
         for old in ("tls", "home", "database"):
             shutil.rmtree(self.folder / old, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        for new in ("tls", "home", "database", "log", *(["app"] if self._own_app else [])):
+        for new in ("tls", "home", "database", "log"):
             (self.folder / new).mkdir(exist_ok=True)
         if self._own_app:
+            self.app.mkdir(exist_ok=True)
             (self.app / "pyproject.toml").write_text(APP)
         self._tls = make_server(self.folder / "tls")
         self._port, *self._site_ports = free_ports(1 + len(self.sites))
         home = self.folder / "home" / "operator"
         home.mkdir()
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "federation"\n\n[superlink.federation]\naddress = "127.0.0.1:{self._port}"\n'
+            '[superlink]\ndefault = "federation"\n\n'
+            f'[superlink.federation]\naddress = "127.0.0.1:{self._port}"\n'
             f"root-certificates = {json.dumps(str(self._tls.authority))}\n"
         )
         self._supervisor = Supervisor()
@@ -130,8 +120,7 @@ class Federation:
             self._start_site(k)
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, or start it again with the database it had, and wait until it
-        answers."""
+        """Start the SuperLink, also again with the database it had; wait until it answers."""
         command = [
             script("flower-superlink"),
             "--host", "127.0.0.1", "--port", str(self._port),
@@ -158,21 +147,24 @@ class Federation:
     def submit(self, **run_config: str | int | float | bool) -> None:
         """Begin a run of the app with these values in its run configuration."""
         self._runs += 1
-        values = " ".join(
-            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in run_config.items()
-        )
-        self._begin_flwr(
-            f"run{self._runs}",
-            ["run", str(self.app), "federation", "--stream", *(["-c", values] if values else [])],
-            ["ls", "federation", "--limit", "1", "--format", "json"],
-        )
+        run = ["run", str(self.app), "federation", "--stream"]
+        values = []
+        for key, value in run_config.items():
+            values.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        if values:
+            run += ["-c", " ".join(values)]
+        status = ["ls", "federation", "--limit", "1", "--format", "json"]
+        self._begin_flwr(f"run{self._runs}", run, status)
 
     def wait(
         self, timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None
     ) -> str:
-        """The last run's end: `completed`, `failed`, `stopped`, or `lost` if no SuperLink is there
-        to say. `meanwhile` is called several times a second."""
-        name, until = f"run{self._runs}", time.monotonic() + (timeout or float("inf"))
+        """The last run's end: `completed`, `failed`, `stopped`, or `lost` without a SuperLink.
+
+        `meanwhile` is called several times per second.
+        """
+        name = f"run{self._runs}"
+        until = time.monotonic() + (timeout or float("inf"))
         while self.supervisor.alive(name):
             if time.monotonic() > until:
                 raise self._failure(f"the run has not ended in {timeout:.0f} s", name)
@@ -182,10 +174,10 @@ class Federation:
                 return "lost"
             time.sleep(0.1)
         meanwhile()
-        said = (self.log / f"{name}.log").read_text(errors="replace")
-        if self.supervisor.alive("superlink") and "Successfully started run" not in said:
+        output = (self.log / f"{name}.log").read_text(errors="replace")
+        if self.supervisor.alive("superlink") and "Successfully started run" not in output:
             raise self._failure("the run was not accepted", name)
-        return _run_status(said)
+        return _run_status(output)
 
     def run(self, timeout: float | None = None, **run_config: str | int | float | bool) -> str:
         self.submit(**run_config)
@@ -205,7 +197,7 @@ class Federation:
             self._supervisor = None
 
     def last_words(self) -> str:
-        """The end of what the last run has said."""
+        """The end of the last run's output."""
         return _tail(self.log / f"run{self._runs}.log")
 
     def _keep(self, name: str, command: Sequence[str], restart: bool) -> None:
@@ -216,24 +208,23 @@ class Federation:
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
         log = self.log / f"{name}.log"
         log.write_bytes(b"")
-        command = [sys.executable, "-c", FLWR, json.dumps(commands)]
+        # -P: modules of its folder are not to hide those of others
+        command = [sys.executable, "-P", str(FLWR_COMMANDS), json.dumps(commands)]
         home = self.folder / "home" / "operator"
         self.supervisor.keep(name, command, log, environment(home), restart=False)
 
     def _register(self) -> None:
         keys = [str(path / "key.pub") for path in self.sites]
-        self._begin_flwr(
-            "register", *(["supernode", "register", key, "federation"] for key in keys)
-        )
+        commands = [["supernode", "register", key, "federation"] for key in keys]
+        self._begin_flwr("register", *commands)
         while (status := self.supervisor.status("register")) is None:
             time.sleep(0.05)
         if status != 0:
             raise self._failure("the sites' keys are not registered", "register")
 
     def _failure(self, what: str, name: str) -> FederationError:
-        return FederationError(
-            f"{what}; the last lines of {self.log / name}.log:\n{_tail(self.log / f'{name}.log')}"
-        )
+        log = self.log / f"{name}.log"
+        return FederationError(f"{what}; the last lines of {log}:\n{_tail(log)}")
 
 
 def environment(home: Path) -> Mapping[str, str]:
@@ -243,9 +234,8 @@ def environment(home: Path) -> Mapping[str, str]:
 
 
 def script(name: str) -> str:
-    found = shutil.which(
-        name, path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    )
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=path)
     if found is None:
         raise FederationError(f"the command {name} is not there, though Flower is installed")
     return found
@@ -271,8 +261,7 @@ def _answers(port: int) -> bool:
 
 
 def _run_status(log: str) -> str:
-    """From what `flwr ls --format json` has printed at the end; where nothing is printed, nobody
-    has answered."""
+    """From the JSON that `flwr ls` has printed at the end; without it, there was no answer."""
     start = log.rfind("\n{\n")
     if start < 0:
         return "lost"

@@ -21,11 +21,9 @@ from fedmes.tensors import put
 def serve(
     grid: Grid, config: Config, directory: Path, on_progress: Listener | None = None
 ) -> Result:
-    """The server of real sites, which never sees their data: until none of them has anything left
-    to learn. Where it was interrupted, it goes on."""
-    config = as_stored(
-        config.with_({"engine.name": "flower", "checkpoint.every": "round"}), directory
-    )
+    """Run until no site has tasks left to learn; an interrupted run is resumed."""
+    config = config.with_({"engine.name": "flower", "checkpoint.every": "round"})
+    config = as_stored(config, directory)
     if len(config.seeds) > 1:
         raise UserError("seeds: real sites learn once; name one seed")
     if not config.federation.sites:  # a trial: every site holds a share of a benchmark

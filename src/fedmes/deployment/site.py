@@ -1,4 +1,4 @@
-"""A site's folder: where its data lies, its key, and what Flower's client keeps there."""
+"""A site's folder: where its data is, its key, and what Flower's client keeps there."""
 
 from __future__ import annotations
 
@@ -15,33 +15,28 @@ from fedmes.errors import UserError
 
 
 def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
-    """The folder, for its owner alone: `key`, `key.pub` and at last `site.toml`, which makes it a
-    site."""
+    """The folder, for its owner alone: `key`, `key.pub` and, last, `site.toml`."""
     if not name.strip() or not name.isprintable():
         raise UserError(f"name: a line of text is needed, not {name!r}")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        there = (
-            "is a site already"
-            if (directory / "site.toml").is_file()
-            else "is there already and not empty"
-        )
+        there = "is there already and not empty"
+        if (directory / "site.toml").is_file():
+            there = "is a site already"
         raise UserError(f"site: {directory} {there}; choose another folder")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         make_node_key(directory, name)
-        lines = [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}"
-            for key, value in {"name": name, **content}.items()
-        ]
-        replace_text(directory / "site.toml", "\n".join(lines) + "\n")
+        text = ""
+        for key, value in {"name": name, **content}.items():
+            text += f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+        replace_text(directory / "site.toml", text)
     except OSError as error:
         raise UserError(f"site: {directory} cannot be written ({error.strerror})") from None
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What `site.toml` says: a name, and where the data lies or which client of a benchmark it
-    is."""
+    """The content of `site.toml`: a name, and a path of data or a client of a benchmark."""
     path = folder / "site.toml"
     try:
         about = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -49,9 +44,8 @@ def read(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: not the description of a site ({error}); see fedmes site init"
         ) from None
-    if not isinstance(about.get("name"), str) or not (
-        "client" in about or isinstance(about.get("data"), str)
-    ):
+    has_data = "client" in about or isinstance(about.get("data"), str)
+    if not isinstance(about.get("name"), str) or not has_data:
         raise UserError(f"{path}: a site needs a name and data; see fedmes site init")
     return about
 
@@ -71,9 +65,8 @@ def supernode_arguments(
 
 def instructions(directory: Path, name: str) -> str:
     """What the site's owner does next."""
-    command = shlex.join(
-        ["flower-supernode", *supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)]
-    )
+    arguments = supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)
+    command = shlex.join(["flower-supernode", *arguments])
     return (
         f"site {name} is in {directory}; its data stays where it is\n\n"
         f"send this line to the federation's operator (it is public; {directory / 'key'} is not):\n"

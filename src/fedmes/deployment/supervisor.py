@@ -1,5 +1,4 @@
-"""Processes that are kept running, and that are all gone in the end, with all that they have
-started."""
+"""Processes that are kept running, and are all ended at last, with all that they have started."""
 
 from __future__ import annotations
 
@@ -18,19 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "FEDMES_SUPERVISED"  # in the environment of every process, and so of whatever it starts
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 5.0  # seconds before a process is started again
+FIRST_PAUSE = 1.0  # seconds before a process is started again
+LONGEST_PAUSE = 5.0
 STEADY = 30.0  # seconds after which a death counts as the first one
 GRACE = 3.0  # seconds that processes have to end by themselves
 LINUX = sys.platform == "linux"
-
-# Tied to its parent: Linux ends the process when the thread that started it is gone, be it by kill
-# -9.
-TIED = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
+TIED = Path(__file__).with_name("tied.py")  # ends a command with the thread that started it
 
 
 @dataclass
@@ -50,8 +42,7 @@ class Kept:
 
 
 class Supervisor:
-    """Starts processes, starts those again that die, and ends them all. One thread does it, the
-    parent of them all."""
+    """Starts processes, restarts those that die, and ends them all, in one thread."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
@@ -71,8 +62,10 @@ class Supervisor:
         environment: Mapping[str, str],
         restart: bool = True,
     ) -> None:
-        """Start a process; whatever is left of an earlier one of that name ends first. What it and
-        its children print goes to the end of `log`."""
+        """Start a process; what is left of an earlier one of that name is ended first.
+
+        The output of it and its children is appended to `log`.
+        """
         kept = Kept(name, command, log, environment, restart)
 
         def begin() -> None:
@@ -86,7 +79,7 @@ class Supervisor:
         done.result()
 
     def kill(self, name: str) -> None:
-        """kill -9, as an accident would; it is started again if `keep` was told so."""
+        """kill -9, as in an accident; it is started again where `restart` was given."""
         process = self._kept[name].process
         if process is not None:
             process.kill()
@@ -104,13 +97,14 @@ class Supervisor:
         return self._kept[name].starts
 
     def pids(self, name: str | None = None) -> list[int]:
-        """Every living process of one name, or of all: children, grandchildren and orphans
-        alike."""
-        mark = f"{MARK}={self.token}/" + ("" if name is None else f"{name}\0")
+        """Every living process of one name, or of all, with children, grandchildren, orphans."""
+        mark = f"{MARK}={self.token}/"
+        if name is not None:
+            mark += f"{name}\0"
         return _marked(mark.encode())
 
     def close(self) -> None:
-        """End everything: first a word, then by force. Returns when nothing is left."""
+        """End everything, by SIGTERM and then by force. Returns when nothing is left."""
         self._closing.set()
         self._thread.join()
 
@@ -148,13 +142,15 @@ class Supervisor:
         elif kept.process.poll() is not None and kept.restart:
             self._clear(kept)
             kept.process = None
-            kept.deaths = 1 if now - kept.started > STEADY else kept.deaths + 1
+            if now - kept.started > STEADY:
+                kept.deaths = 0
+            kept.deaths += 1
             kept.due = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (kept.deaths - 1))
 
     def _start(self, kept: Kept) -> None:
         command = list(kept.command)
         if LINUX:
-            command = [sys.executable, "-I", "-S", "-c", TIED, str(os.getpid()), *command]
+            command = [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *command]
         with kept.log.open("ab") as log:
             kept.process = subprocess.Popen(
                 command,
@@ -177,7 +173,7 @@ class Supervisor:
                 os.killpg(kept.process.pid, signal.SIGKILL)
         kept.process.kill()
         kept.process.wait()
-        # looks in a row: one that is just beginning another program cannot be seen for a moment
+        # looks in a row: one that is just starting another program is invisible for a moment
         nothing = 0
         while nothing < 2:
             left = self.pids(kept.name)
@@ -189,9 +185,10 @@ class Supervisor:
 
 
 def _marked(mark: bytes) -> list[int]:
-    """The processes with this text at the beginning of an environment entry. Only Linux can tell;
-    elsewhere those that have left their process group end by Flower's own watch over their
-    parents."""
+    """The processes with this text at the beginning of an environment entry, on Linux.
+
+    Elsewhere, Flower's processes that have left their process group end with their parents.
+    """
     if not LINUX:
         return []
     found = []

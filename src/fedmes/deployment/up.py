@@ -1,4 +1,4 @@
-"""`fedmes federation up`: an experiment on a federation of this machine's own."""
+"""`fedmes federation up`: an experiment on a federation on this machine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ Watcher = Callable[[Standing], None]
 
 
 def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> Result:
-    """Start a site for each client, run the experiment on them, and end every process whatever
-    happens. Called again with the same directory it goes on where it was stopped."""
+    """Start a site per client, run the experiment on them, and always end every process.
+
+    Called again with the same directory, it resumes the run.
+    """
     config = config.with_({"engine.name": "flower"})
     if config.data.path is None:
         config = prepare(config).config
         sites = {f"site{k}": {"client": k} for k in range(config.clients)}
     else:
-        config, sites = sites_of_own_data(config, Path(config.data.path))
+        config, sites = sites_of_custom_data(config, Path(config.data.path))
     directory = (out or run_dir.default_directory(config)).resolve()
     if run_dir.finished(directory, config):
         return run_dir.load(directory)
@@ -54,8 +56,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     return run_dir.load(directory)
 
 
-def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
-    """What the sites agree on, and each client's folder as a site's own data."""
+def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
+    """The configuration that the sites agree on, and each client's folder as a site's data."""
     if not data.is_dir():
         raise UserError(
             "federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*"
@@ -63,15 +65,15 @@ def sites_of_own_data(config: Config, data: Path) -> tuple[Config, dict[str, dic
     agreed = agreement(config)
     if "clients" in config.model_fields_set and config.clients != agreed.clients:
         raise UserError(
-            f"sites: {config.clients} asked for, but {data} has {agreed.clients}; leave the option out"
+            f"sites: {config.clients} asked for, but {data} has {agreed.clients}; "
+            "leave the option out"
         )
     config, _, _ = sites_blueprint(agreed)
     return config, {name: {"data": str(data / name)} for name in config.federation.sites}
 
 
 def _place(folder: Path, content: dict[str, Any]) -> Path:
-    """A site's folder; one that is there from an earlier start holds what its client has
-    learned."""
+    """A site's folder; one of an earlier start contains what its client has learned."""
     if not (folder / "site.toml").is_file():
         shutil.rmtree(folder, ignore_errors=True)  # a start that was cut short
         site.create(folder, folder.name, content)
@@ -82,9 +84,10 @@ class _Tail:
     """What the server appends to its file of progress, passed on to a listener."""
 
     def __init__(self, path: Path, listener: Watcher | None) -> None:
-        self.path, self.listener = path, listener
+        self.path = path
+        self.listener = listener
         self.offset = path.stat().st_size if path.is_file() else 0
-        self.error = ""  # what the server said at its end
+        self.error = ""  # of the server, if it failed
 
     def read(self) -> None:
         if not self.path.is_file():
@@ -104,8 +107,7 @@ class _Tail:
 
 @contextmanager
 def ended_by_signals(directory: Path) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal end a run in order. While it is being taken down they
-    change nothing."""
+    """Ctrl-C, SIGTERM and a closed terminal end a run in order; repeated ones change nothing."""
     stopping = False
 
     def stop(*_: object) -> None:
