@@ -171,7 +171,7 @@ def test_a_stopped_federation_leaves_nothing(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=HANGS)
     assert process.returncode == 130, said
-    assert "goes on" in said
+    assert "resumes the run" in said
     until(lambda: not any(map(running, ours)), "the end of all processes")
 
 

@@ -90,7 +90,7 @@ def fetch(archive: Archive, root: Path) -> Path:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(
-                f"{root}: no space is left; make some and run this again, it goes on from here"
+                f"{root}: no space is left; make some and run this again, it resumes from here"
             ) from None
         raise UserError(f"{error.filename or root}: {error.strerror or error}") from None
     return folder

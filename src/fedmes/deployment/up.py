@@ -114,7 +114,7 @@ def ended_by_signals(directory: Path) -> Iterator[None]:
         nonlocal stopping
         if not stopping:
             stopping = True
-            raise Stopped(f"stopped; the same command with --out {directory} goes on")
+            raise Stopped(f"stopped; the same command with --out {directory} resumes the run")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # nohup ignores one

@@ -65,8 +65,8 @@ def _equal(numbers: Ints, capacity: int, group: Ints, rank: Floats) -> Ints:
     """The first of each group, then the second of each, and so on until the memory is full.
 
     What has left would never have come back: its place in its group can only grow, and the places
-    before it stay taken. So old memory and new samples are enough to go on as if all samples were
-    still there.
+    before it stay taken. So old memory and new samples are enough to continue as if all samples
+    were still there.
     """
     group = group[numbers]
     rank = rank[numbers]

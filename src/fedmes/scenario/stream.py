@@ -1,7 +1,7 @@
 """Who has which images of which task, and when: the part of an experiment that is data.
 
 A stream is made once per seed, before anything is trained and whatever the method. It is saved as
-one JSON file whose SHA-256 is the same on every machine.
+one JSON file with the same SHA-256 on every machine.
 """
 
 from __future__ import annotations
