@@ -126,3 +126,15 @@ def test_former_places_are_still_there():
 def test_one_version():
     pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert re.search(r'^version = "(.*)"$', pyproject, re.M)[1] == fedmes.__version__
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_no_module_needs_unix_to_be_imported(module):
+    """Modules that Windows lacks may be imported within functions only."""
+    names = set()
+    for node in ast.parse(MODULES[module].read_text()).body:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    assert not names & {"fcntl", "pty", "pwd", "resource", "termios"}
