@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Key = int | str
 
 
@@ -23,7 +24,7 @@ def _digest(key: tuple[Key, ...]) -> bytes:
     return hashlib.sha256(json.dumps(key).encode()).digest()
 
 
-def uniforms(shape: int | tuple[int, ...], *key: Key) -> NDArray[np.float64]:
+def uniforms(shape: int | tuple[int, ...], *key: Key) -> Floats:
     """Uniform doubles in [0, 1), 53 bits each."""
     count = np.arange(1, 1 + int(np.prod(shape, dtype=np.int64)), dtype=np.uint64)
     start = np.uint64(int.from_bytes(_digest(key)[:8], "little"))

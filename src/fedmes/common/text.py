@@ -8,12 +8,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def printable(text: object) -> str:
-    """The text in one line, with `?` for characters that would control a terminal."""
+def printable(text: object, substitute: str = "?") -> str:
+    """The text in one line, without characters that would control a terminal."""
     shown = str(text)
     for char in set(shown):
         if not char.isprintable():
-            shown = shown.replace(char, "?")
+            shown = shown.replace(char, substitute)
     return shown
 
 

@@ -114,6 +114,7 @@ def find(name: str, root: Path) -> list[Path]:
 
 
 def how_to_get(name: str, root: Path) -> str:
+    """Advice for a user who lacks the data set."""
     archive = CATALOG[name].archive
     if archive is None:
         return (

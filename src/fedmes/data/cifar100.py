@@ -21,6 +21,7 @@ def find(root: Path) -> list[Path]:
 
 
 def read(files: list[Path]) -> Raw:
+    """The official training and test images, with their fine labels."""
     train, test, meta = (read_pickle(path) for path in files)
     images = []
     labels = []

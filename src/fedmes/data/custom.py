@@ -50,6 +50,7 @@ def read(path: Path, image_size: int | None) -> Table:
 
 
 def read_npz(path: Path) -> Table:
+    """Arrays `x`, `y`, `client`, `task` and perhaps `split`, one entry per sample."""
     arrays = _arrays(path)
     x = _pixels(arrays["x"], path)
     for name, values in arrays.items():

@@ -65,6 +65,7 @@ def read(files: list[Path]) -> Raw:
 
 
 def read_letters(files: list[Path]) -> Raw:
+    """The official training and test images of all 26 letters."""
     y_train = _labels(files[1])
     y_test = _labels(files[3])
     y = np.concatenate([y_train, y_test]) - 1

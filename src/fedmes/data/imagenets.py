@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 
 def find_mini(root: Path) -> list[Path]:
+    """Three pickles; three lists and a folder of images; or one folder."""
     for name in ("mini-imagenet", "miniimagenet", "mini_imagenet", "MiniImageNet"):
         folder = root / name
         pickles = [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]

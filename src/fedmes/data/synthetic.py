@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedmes.common import keyed_random, limits
+from fedmes.common.keyed_random import Floats
 from fedmes.data.dataset import Dataset
 
 
@@ -28,13 +28,13 @@ def load(classes: int, size: int, channels: int, train: int, test: int, noise: f
     return Dataset(x, labels.astype(np.int64), names, classes * train)
 
 
-def _prototype(label: int, size: int, channels: int) -> NDArray[np.float64]:
+def _prototype(label: int, size: int, channels: int) -> Floats:
     """A coarse random grid enlarged to the image size: blobs for convolutions to find."""
     coarse = _normal((4, 4, channels), "prototype", label)
     cells = np.arange(size) * 4 // size
     return coarse[cells][:, cells]
 
 
-def _normal(shape: tuple[int, ...], *key: keyed_random.Key) -> NDArray[np.float64]:
+def _normal(shape: tuple[int, ...], *key: keyed_random.Key) -> Floats:
     """Nearly normal numbers: sums of uniforms have the same bits on every machine."""
     return (keyed_random.uniforms((4, *shape), "synthetic", *key).sum(axis=0) - 2) * 3**0.5

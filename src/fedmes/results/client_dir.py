@@ -108,6 +108,7 @@ class About(BaseModel):
         return self
 
     def statistics(self) -> Normalisation | None:
+        """The normalisation, if it fits the samples; else a ValueError."""
         if self.normalisation is None:
             return None
         mean = _per_source(self.normalisation.mean)

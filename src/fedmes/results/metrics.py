@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fedmes.common.keyed_random import Floats
 
 
 def mean(values: Floats, axis: int | tuple[int, ...] | None = None) -> Any:

@@ -107,6 +107,7 @@ def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
     """Several data sets as one, with all their classes apart; training images first."""
     class_names: list[str] = []
     notes: tuple[str, ...] = ()
+    normalisations = []
     train = []  # of each part: images, labels, number of the part
     test = []
     for i, (part, name) in enumerate(zip(parts, names, strict=True)):
@@ -117,6 +118,7 @@ def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
         test.append((part.x[count:], y[count:], source[count:]))
         class_names += [f"{name}/{label}" for label in part.class_names]
         notes += part.notes
+        normalisations.append(part.statistics or statistics(part.x[:count]))
     x, y, source = map(np.concatenate, zip(*train, *test, strict=True))
     return Dataset(
         x,
@@ -125,7 +127,5 @@ def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
         sum(len(labels) for _, labels, _ in train),
         source=source,
         notes=notes,
-        statistics=joined(
-            part.statistics or statistics(part.x[: part.train_count]) for part in parts
-        ),
+        statistics=joined(normalisations),
     )

@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes.common.keyed_random import Ints
-
-Floats = NDArray[np.float64]
+from fedmes.common.keyed_random import Floats, Ints
 
 
 @dataclass(frozen=True)

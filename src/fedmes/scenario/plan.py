@@ -88,10 +88,9 @@ class Plan:
         self.test: list[Ints] = [task.test for task in client.tasks]
         self._class_scopes(client, (room or stream.tasks, stream.classes))
 
-        ranks = [
-            keyed_random.uniforms(size, self.seed, "memory-rank", self.name, p)
-            for p, size in enumerate(sizes)
-        ]
+        ranks = []
+        for p, size in enumerate(sizes):
+            ranks.append(keyed_random.uniforms(size, self.seed, "memory-rank", self.name, p))
         of_sample = None if labels is None else labels[self.rows]
         traits = Traits(np.concatenate(ranks), self.task, of_sample)
         self._training_samples(traits)

@@ -133,6 +133,7 @@ class Stream:
 
     @staticmethod
     def load(path: Path) -> Stream:
+        """A stream from its file, checked before anything is indexed with it."""
         try:
             content = json.loads(path.read_bytes())
             if content["format"] != FORMAT:

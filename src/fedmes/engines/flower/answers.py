@@ -14,6 +14,7 @@ from typing import Annotated
 from flwr.app import Message
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from fedmes.common.text import printable
 from fedmes.engines.flower import messages
 from fedmes.tensors import Tensors
 
@@ -23,11 +24,7 @@ LONGEST = 200  # characters of a reason; it ends in logs and results
 
 def plain(text: str) -> str:
     """In one short line that cannot control a terminal nor fill a log."""
-    shown = text[:LONGEST]
-    for char in set(shown):
-        if not char.isprintable():
-            shown = shown.replace(char, " ")
-    return shown
+    return printable(text[:LONGEST], " ")
 
 
 def _name(text: str) -> str:
@@ -119,6 +116,7 @@ class Limits:
     reported: Collection[str]  # the names of the method's report
 
     def check(self, facts: Facts) -> None:
+        """Raise a ValueError where an answer exceeds them."""
         if isinstance(facts, Hello):
             _below("client", facts.client, self.clients)
         if isinstance(facts, Trained) and facts.work is not None:

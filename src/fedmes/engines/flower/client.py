@@ -26,6 +26,7 @@ Handler = Callable[[SiteClient, Order, Tensors], Answer]
 
 
 def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
+    """An app that answers for the site of the node it runs on."""
     app = ClientApp()
 
     def answer(message: Message, context: Context, handler: Handler) -> Message:
