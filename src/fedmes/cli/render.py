@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedmes.common.text import printable
+from fedmes.common.text import printable, three
 from fedmes.results import metrics
 from fedmes.results.run_dir import Result
 
@@ -55,8 +55,8 @@ def _by_task(result: Result) -> Table:
         table.add_column(str(task + 1), justify="right")
     for suffix, (name, _) in variants(result).items():
         learned, kept = metrics.learned_and_kept(result.accuracy[f"acc{suffix}"])
-        table.add_row(f"  {name}, just learned", *(_plain(learned[task]) for task in tasks))
-        table.add_row(f"  {name}, after the last task", *(_plain(kept[task]) for task in tasks))
+        table.add_row(f"  {name}, just learned", *(three(learned[task]) for task in tasks))
+        table.add_row(f"  {name}, after the last task", *(three(kept[task]) for task in tasks))
     return table
 
 
@@ -229,16 +229,12 @@ def _printable(text: str) -> Text:
 
 def _number(value: dict[str, float | None]) -> str:
     mean, std = value["mean"], value["std"]
-    return _plain(mean) + (f" ± {std:.3f}" if std else "")
+    return three(mean) + (f" ± {std:.3f}" if std else "")
 
 
 def _short(value: dict[str, float | None]) -> str:
     mean, std = value["mean"], value["std"]
-    return _plain(mean) + (f"±{std:.3f}".replace("0.", ".") if std else "")
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None or value != value else f"{value:.3f}"
+    return three(mean) + (f"±{std:.3f}".replace("0.", ".") if std else "")
 
 
 def _megabytes(result: Result, way: str) -> str:
