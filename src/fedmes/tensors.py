@@ -51,6 +51,18 @@ def at(table: Tensor, position: Tensor) -> Tensor:
     return table.index_select(0, position[None])[0]
 
 
+def widened(flags: Tensor, like: Tensor) -> Tensor:
+    """Values of the first axes, with as many axes as `like`, to broadcast against it."""
+    return flags.reshape(*flags.shape, *[1] * (like.ndim - flags.ndim))
+
+
+def added(sums: Tensors, more: Tensors) -> Tensors:
+    """The sums with more added to each; the first time, when there are none yet, just that."""
+    if not sums:
+        return more
+    return {name: sums[name] + value for name, value in more.items()}
+
+
 def grown(stored: Tensor, fresh: Tensor) -> Tensor:
     """A stored tensor in memory of its own, with what a fresh one has beyond it: the rows of
     further classes in a head, of further tasks in a table."""
@@ -73,9 +85,8 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
     weights = weights / weights.sum()
 
     def mean(stack: Tensor) -> Tensor:
-        column = (-1,) + (1,) * (stack.ndim - 1)
-        share = weights.to(stack.dtype).reshape(column) * stack
-        return torch.where(present.reshape(column), share, 0).sum(0)
+        share = widened(weights.to(stack.dtype), stack) * stack
+        return torch.where(widened(present, stack), share, 0).sum(0)
 
     return {name: mean(stack) for name, stack in uploads.items()}
 

@@ -18,6 +18,19 @@ from fedmes.scenario.stream import Stream
 from fedmes.tensors import Tensors
 
 CHUNK = 512  # samples that are looked at together outside of training
+_NONE: Ints = np.zeros(0, np.int64)
+# the round of a client that sits out, or that has not begun
+IDLE = Round(
+    position=0,
+    index=0,
+    first=True,
+    last=False,
+    samples=_NONE,
+    batch=_NONE,
+    memory=_NONE,
+    epoch=_NONE,
+    key=np.zeros(1, np.int64),
+)
 
 
 @dataclass(frozen=True)
@@ -121,8 +134,8 @@ class Site:
         for part in rows.split(CHUNK):
             yield self.samples.take(part, self.scale), self.samples.y[part]
 
-    def ctx(self, work: Round | None = None) -> ClientContext:
-        """Where the client stands in a round, or before its first."""
+    def ctx(self, work: Round = IDLE) -> ClientContext:
+        """Where the client stands in a round; default: before its first."""
 
         def scalar(value: float, dtype: torch.dtype) -> Tensor:
             return torch.tensor(value, dtype=dtype, device=self.samples.device)
@@ -130,14 +143,14 @@ class Site:
         optim = self.config.optim
         return ClientContext(
             client=self.index,
-            position=scalar(work.position if work else 0, torch.int64),
-            first=scalar(work.first if work else True, torch.bool),
-            last=scalar(work.last if work else False, torch.bool),
-            lr=scalar(optim.lr * optim.gamma ** (work.index if work else 0), self.samples.dtype),
-            samples=scalar(len(work.samples) if work else 0, self.samples.dtype),
+            position=scalar(work.position, torch.int64),
+            first=scalar(work.first, torch.bool),
+            last=scalar(work.last, torch.bool),
+            lr=scalar(optim.lr * optim.gamma**work.index, self.samples.dtype),
+            samples=scalar(len(work.samples), self.samples.dtype),
             blocks=self.blocks,
             classes=self.classes,
-            seen=self.seen[work.position if work else 0],
+            seen=self.seen[work.position],
             epoch=scalar(0, torch.int64),
-            key=scalar(int(work.key[0]) if work else 0, torch.int64),
+            key=scalar(int(work.key[0]), torch.int64),
         )

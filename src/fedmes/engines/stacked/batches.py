@@ -3,7 +3,8 @@ sample, ...]."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,21 +17,24 @@ from fedmes.engines.client_data import Federation, Samples
 from fedmes.methods.base import Batch, ClientContext
 
 Grid = list[list[Any]]  # [seed][client]
-NOBODY: Ints = np.zeros(0, np.int64)
+NO_SAMPLES: Ints = np.zeros(0, np.int64)
+TOGETHER = 128  # samples of each client in one forward pass outside of training
 
 
 def each(function: Callable[..., Any], *grids: Grid) -> Grid:
     """A function of one client, for every client of every seed."""
-    return [
-        [function(*entries) for entries in zip(*rows, strict=True)]
-        for rows in zip(*grids, strict=True)
-    ]
+    return [list(map(function, *rows)) for rows in zip(*grids, strict=True)]
+
+
+def longest(grid: Grid) -> int:
+    """The length of a grid's longest entry."""
+    return max(len(entry) for row in grid for entry in row)
 
 
 def padded(grid: Grid, width: int | None = None) -> Ints:
-    """Lists of numbers as one table [seed, client, width], padded with -1; without a width, that of
-    the longest."""
-    width = width or max(len(numbers) for row in grid for numbers in row)
+    """Lists of numbers as one table [seed, client, width], padded with -1; default width: the
+    longest list's."""
+    width = width or longest(grid)
     table = np.full((len(grid), len(grid[0]), width), -1, np.int64)
     for s, row in enumerate(grid):
         for k, numbers in enumerate(row):
@@ -39,22 +43,29 @@ def padded(grid: Grid, width: int | None = None) -> Ints:
 
 
 class Numbers(NamedTuple):
-    """Samples by row of the data set (-1: padding), with the position of the task they belong
-    to."""
+    """Samples by row of the data set, [seed, client, sample]."""
 
-    rows: Tensor
-    task: Tensor
+    rows: Tensor  # -1: padding
+    task: Tensor  # the index of the task each sample belongs to
 
 
 class Batches:
     """The data set as the clients of all seeds see it."""
 
     def __init__(self, samples: Samples, federations: Sequence[Federation], scope: str) -> None:
-        self.data, self.device, self.scope = samples, samples.device, scope
+        self.data = samples
+        self.device = samples.device
+        self.scope = scope
         scales = [samples.scale(f.normalisation) for f in federations]
-        self.offset, self.divisor = (torch.stack([scale[i] for scale in scales]) for i in (0, 1))
-        tables = np.array([[plan.blocks_so_far for plan in f.plans] for f in federations])
-        self.blocks_so_far = self.put(tables)  # [seed, client, position, class]
+        self.offset = torch.stack([offset for offset, _ in scales])
+        self.divisor = torch.stack([divisor for _, divisor in scales])
+        plans = [f.plans for f in federations]
+        # [seed, client, task, class]
+        self.blocks_so_far = self.table(lambda plan: plan.blocks_so_far, plans)
+
+    def table(self, function: Callable[..., Any], *grids: Grid) -> Tensor:
+        """A function's numbers for each client, on the device: [seed, client, ...]."""
+        return self.put(np.array(each(function, *grids)))
 
     def put(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
@@ -65,6 +76,13 @@ class Batches:
         task = padded(each(lambda plan, n: plan.task[n], plans, numbers), width)
         return Numbers(self.put(rows), self.put(np.maximum(task, 0)))
 
+    def pieces(self, plans: Grid, numbers: Grid, width: int | None = None) -> Iterator[Numbers]:
+        """Each client's sample numbers a piece at a time; with a width, all pieces have it."""
+        step = width or TOGETHER
+        for start in range(0, max(1, longest(numbers)), step):
+            piece = slice(start, start + step)
+            yield self.numbers(plans, each(itemgetter(piece), numbers), width)
+
     def samples(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised samples, labels and mask of rows [seed, client, sample]."""
         real = rows.clamp(min=0)
@@ -74,17 +92,18 @@ class Batches:
         return x, self.data.y[real], (rows >= 0).to(self.data.dtype)
 
     def _of(self, rows: Tensor, table: Tensor) -> Tensor:
-        """Each row's entry of [seed, source, channel], to stand beside samples."""
+        """Each row's entry of [seed, source, channel], to broadcast against samples."""
         if self.data.source is None:
             entries = table[:, None]
         else:
-            entries = table[
-                torch.arange(len(table), device=table.device)[:, None, None], self.data.source[rows]
-            ]
-        return entries[..., None, None] if self.data.x.ndim == 4 else entries
+            seed = torch.arange(len(table), device=table.device)[:, None, None]
+            entries = table[seed, self.data.source[rows]]
+        if self.data.x.ndim == 4:  # images, [..., channel, row, column]
+            return entries[..., None, None]
+        return entries
 
     def batch(self, numbers: Numbers, ctx: ClientContext) -> Batch:
-        """Samples as training at each client's position sees them."""
+        """Samples as training in each client's current task sees them."""
         x, y, mask = self.samples(numbers.rows)
         scope = ctx.seen[:, :, None].expand(*y.shape, -1)
         if self.scope == "tasks":

@@ -16,7 +16,8 @@ class Captured(Generic[T]):
     graph."""
 
     def __init__(self, function: Callable[[], T], device: torch.device, notes: list[str]) -> None:
-        self.function, self.notes = function, notes
+        self.function = function
+        self.notes = notes
         self.capture = device.type == "cuda"
         self.warm = False
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -1,9 +1,9 @@
 """Where stacked training happens: lanes of slots.
 
-A lane is a fixed number of slots a seed that step together. Clients come to a slot, train there and
-go (timetable.py); all that their steps read lies on the device before the first one. A GPU has one
-lane, whose step is compiled and captured in a CUDA graph. A CPU has one for each thread: small
-matrix products run at full speed on one core, and lanes need not wait for each other.
+A lane is a fixed number of slots per seed that step together. Clients enter a slot, train there and
+leave (timetable.py); all that their steps read is on the device before the first one. A GPU has one
+lane; its step is compiled and captured in a CUDA graph. A CPU has one per thread: small matrix
+products run at full speed on one core, and lanes need not wait for each other.
 """
 
 from __future__ import annotations
@@ -21,15 +21,32 @@ from torch.func import vmap
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.stacked import timetable
-from fedmes.engines.stacked.batches import Batches, Grid, Numbers
+from fedmes.engines.stacked.batches import Batches, Grid, Numbers, each
 from fedmes.methods.base import ClientContext, Method
 from fedmes.tensors import Tensors
 
+AXES = {"c": 0, "s": None}
+
 
 def over(function: Callable[..., Any], axes: str) -> Callable[..., Any]:
-    """A client's function mapped over [seed, client]; an argument marked s is shared by the clients
-    of a seed."""
-    return vmap(vmap(function, in_dims=tuple(0 if axis == "c" else None for axis in axes)))
+    """A client's function mapped over [seed, client]. `axes` has a letter per argument: c, one for
+    each client; s, shared by the clients of a seed."""
+    in_dims = tuple(AXES[axis] for axis in axes)
+    return vmap(vmap(function, in_dims=in_dims))
+
+
+class Clients(NamedTuple):
+    """All tensors of clients, [seed, client, ...], and of their servers, [seed, ...]. They keep
+    their place in memory: CUDA graphs and lanes write to it."""
+
+    state: Tensors
+    server: Tensors
+    ctx: ClientContext
+
+    def part(self, group: slice) -> Clients:
+        """Views of some clients."""
+        state = {name: t[:, group] for name, t in self.state.items()}
+        return Clients(state, self.server, ClientContext(*(t[:, group] for t in self.ctx)))
 
 
 class Tables(NamedTuple):
@@ -44,24 +61,60 @@ class Tables(NamedTuple):
 
 
 class Widths(NamedTuple):
+    """The fixed sizes of a lane."""
+
     seeds: int
     slots: int
     batch: int
     memory: int
 
     def empty_tables(self, length: int, pin: bool) -> Tables:
-        place = (length, self.seeds, self.slots)
-        batch, memory = (*place, self.batch), (*place, self.memory)
-        shapes = (batch, -1), (batch, 0), (memory, -1), (memory, 0), (place, 0), (place, 0)
+        """Tables for so many steps, full of padding."""
+
+        def filled(value: int, *width: int) -> Tensor:
+            shape = (length, self.seeds, self.slots, *width)
+            return torch.full(shape, value, dtype=torch.int64, pin_memory=pin)
+
         return Tables(
-            *(
-                torch.full(shape, value, dtype=torch.int64, pin_memory=pin)
-                for shape, value in shapes
-            )
+            rows=filled(-1, self.batch),
+            task=filled(0, self.batch),
+            memory_rows=filled(-1, self.memory),
+            memory_task=filled(0, self.memory),
+            epoch=filled(0),
+            key=filled(0),
         )
 
 
+class Layout(NamedTuple):
+    """How a run's work is shared out to lanes."""
+
+    steps: Ints  # [round, lane, seed, client]
+    widths: Widths
+    longest: int  # steps in the longest round
+
+
+def lay_out(plans: Grid, lanes: int, together: int) -> Layout:
+    """For so many clients of each seed that fit in memory together."""
+    everybody = [plan for row in plans for plan in row]
+    rounds = range(max(len(plan.position) for plan in everybody))
+    shared = []
+    for g in rounds:
+        steps: Ints = np.array(each(lambda plan, g=g: plan.steps(g), plans))
+        shared.append(timetable.share_out(steps, lanes))
+    one_lane = np.concatenate(shared)  # [round and lane, seed, client]
+    widths = Widths(
+        seeds=len(plans),
+        slots=timetable.width_for(one_lane, max(1, together // lanes)),
+        batch=max(plan.batch_width for plan in everybody),
+        memory=max(plan.memory_width for plan in everybody),
+    )
+    longest = max(timetable.length_for(steps, widths.slots) for steps in one_lane)
+    return Layout(np.stack(shared), widths, longest)
+
+
 class LanePlan(NamedTuple):
+    """A lane's part of a round."""
+
     timetable: timetable.Timetable
     tables: Tables
 
@@ -72,7 +125,8 @@ def plan_lane(works: Grid, plans: Grid, steps: Ints, widths: Widths, pin: bool) 
     tables = widths.empty_tables(table.length, pin)
     rows, task, memory_rows, memory_task, epoch, key = (t.numpy() for t in tables)
     for s, k in np.argwhere(steps > 0).tolist():
-        work, plan = works[s][k], plans[s][k]
+        work = works[s][k]
+        plan = plans[s][k]
         step, slot = np.nonzero(table.client[:, s] == k)
         own = table.own_step[step, s, slot]
         for numbers, into_rows, into_task in (
@@ -82,42 +136,35 @@ def plan_lane(works: Grid, plans: Grid, steps: Ints, widths: Widths, pin: bool) 
             width = numbers.shape[1]
             into_rows[step, s, slot, :width] = np.where(numbers < 0, -1, plan.rows[numbers])
             into_task[step, s, slot, :width] = plan.task[numbers]
-        epoch[step, s, slot], key[step, s, slot] = work.epoch[own], work.key[own]
+        epoch[step, s, slot] = work.epoch[own]
+        key[step, s, slot] = work.key[own]
     return LanePlan(table, tables)
 
 
 class Lane:
-    def __init__(
-        self,
-        method: Method,
-        batches: Batches,
-        widths: Widths,
-        longest: int,
-        state: Tensors,
-        ctx: ClientContext,
-        server: Tensors,
-    ) -> None:
-        def slots(t: Tensor) -> Tensor:
-            return torch.zeros(
-                widths.seeds, widths.slots, *t.shape[2:], dtype=t.dtype, device=t.device
-            )
+    """Slots that step together: per seed and slot, one client's state and context."""
 
-        self.method, self.batches = method, batches
-        # of all clients; lanes write to different ones
-        self.state, self.ctx, self.server = state, ctx, server
-        self.slots: Tensors = {name: slots(t) for name, t in state.items()}
-        self.slot_ctx = ClientContext(*(slots(t) for t in ctx))
-        self.tables = Tables(
-            *(t.to(batches.device) for t in widths.empty_tables(longest, pin=False))
-        )
+    def __init__(
+        self, method: Method, batches: Batches, widths: Widths, longest: int, clients: Clients
+    ) -> None:
+        """`longest`: steps in the longest round. `clients`: all of them; lanes write to different
+        ones."""
+        self.method = method
+        self.batches = batches
+        self.clients = clients
+        self.server = clients.server
+        self.slots: Tensors = {name: _slots(t, widths) for name, t in clients.state.items()}
+        self.slot_ctx = ClientContext(*(_slots(t, widths) for t in clients.ctx))
+        tables = widths.empty_tables(longest, pin=False)
+        self.tables = Tables(*(t.to(batches.device) for t in tables))
         self.clock = torch.zeros(1, dtype=torch.int64, device=batches.device)
         self.changed: list[str] = []  # the entries that a step changes
         self.advance: Callable[[], object] = self.step
-        self._views: dict[tuple[str, int, int], list[list[Tensor]]] = {}
+        self._made_views: dict[tuple[str, int, int], list[list[Tensor]]] = {}
 
     def step(self) -> None:
-        """The step that the clock points at, for all slots; an idle slot trains on padding, and
-        nobody reads it."""
+        """The step that the clock points at, for all slots. An idle slot trains on padding, and its
+        result is not read."""
         now = Tables(*(table[self.clock][0] for table in self.tables))
         ctx = self.slot_ctx._replace(epoch=now.epoch, key=now.key)
         batch = self.batches.batch(Numbers(now.rows, now.task), ctx)
@@ -129,89 +176,105 @@ class Lane:
         self.changed = list(new)
 
     def compile(self) -> None:
-        """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. Slots
-        are empty yet."""
-        self.step()  # finds out what changes, which a compiled step does not tell
+        """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. The
+        slots are still empty."""
+        self.step()  # fills in `changed`, which a compiled step does not
         # float32 is meant where it is asked for
         warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
-        # A code object of its own: torch counts recompilations by code object, and every lane has
-        # its own shapes.
-        code = Lane.step.__code__.replace()
-        own_step = FunctionType(code, Lane.step.__globals__, closure=Lane.step.__closure__)
         cuda = self.clock.device.type == "cuda"
-        # C++ around the kernels lets go of Python's lock, so that lanes on a CPU really run side by
-        # side.
+        # C++ around the kernels releases Python's lock, so that lanes on a CPU run in parallel.
         options: dict[str, Any] = _repeatable() if cuda else {"cpp_wrapper": True}
         step: Callable[[], object] = torch.compile(
-            MethodType(own_step, self), fullgraph=True, dynamic=False, options=options
+            with_own_code(self.step), fullgraph=True, dynamic=False, options=options
         )
-        with (
-            _own_kernels() if cuda and self.method.net.compute is torch.bfloat16 else nullcontext()
-        ):
+        kernels: AbstractContextManager[None] = nullcontext()
+        if cuda and self.method.net.compute is torch.bfloat16:
+            kernels = _own_kernels()
+        with kernels:
             for _ in range(3):
                 self.clock.zero_()
                 step()
-        if cuda:
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            self.clock.zero_()
-            # the planning thread pins memory
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                step()
-            step = graph.replay
-        self.advance = step
+        self.advance = self._recorded(step) if cuda else step
+
+    def _recorded(self, step: Callable[[], object]) -> Callable[[], object]:
+        """A step that a GPU replays from a CUDA graph."""
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        self.clock.zero_()
+        # the planning thread pins memory
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            step()
+        return graph.replay
 
     def load(self, tables: Tables) -> None:
+        """Send a round's tables to the device."""
         for buffer, values in zip(self.tables, tables, strict=True):
             buffer[: len(values)].copy_(values, non_blocking=True)
 
     @torch.no_grad()
     def train(self, table: timetable.Timetable) -> None:
-        """All steps of the round; in between, clients come to their slots and go."""
+        """All steps of the round; in between, clients enter and leave their slots."""
         self.clock.zero_()
         done = 0
-        for step, comes, goes in table.changes():
+        for step, entering, leaving in table.changes():
             for _ in range(step - done):
                 self.advance()
             done = step
-            for seed, slot, client in goes.tolist():
-                _copy(self._at("gone", seed, client), self._at("done", seed, slot))
-            for seed, slot, client in comes.tolist():
-                _copy(self._at("slot", seed, slot), self._at("client", seed, client))
+            for seed, slot, client in leaving.tolist():
+                _copy(
+                    self._views("changed client", seed, client),
+                    self._views("changed slot", seed, slot),
+                )
+            for seed, slot, client in entering.tolist():
+                _copy(self._views("slot", seed, slot), self._views("client", seed, client))
 
-    def _at(self, what: str, seed: int, index: int) -> list[list[Tensor]]:
+    def _views(self, what: str, seed: int, index: int) -> list[list[Tensor]]:
         """One client's or one slot's tensors, by type, as views that are made once."""
-        if (what, seed, index) not in self._views:
+        key = (what, seed, index)
+        if key not in self._made_views:
+            state, _, ctx = self.clients
             sources: dict[str, list[Tensor]] = {
-                "client": [*self.state.values(), *self.ctx],
+                "client": [*state.values(), *ctx],
                 "slot": [*self.slots.values(), *self.slot_ctx],
-                "gone": [self.state[name] for name in self.changed],
-                "done": [self.slots[name] for name in self.changed],
+                "changed client": [state[name] for name in self.changed],
+                "changed slot": [self.slots[name] for name in self.changed],
             }
             by_type: dict[torch.dtype, list[Tensor]] = {}
             for tensor in sources[what]:
                 by_type.setdefault(tensor.dtype, []).append(tensor[seed, index])
-            self._views[what, seed, index] = list(by_type.values())
-        return self._views[what, seed, index]
+            self._made_views[key] = list(by_type.values())
+        return self._made_views[key]
+
+
+def _slots(t: Tensor, widths: Widths) -> Tensor:
+    """Room for an entry of the clients in each slot."""
+    return torch.zeros(widths.seeds, widths.slots, *t.shape[2:], dtype=t.dtype, device=t.device)
+
+
+def with_own_code(method: Callable[[], None]) -> Callable[[], None]:
+    """A bound method with a copy of its code object. torch counts recompilations by code object,
+    and every lane has its own shapes."""
+    bound: Any = method
+    function = bound.__func__
+    code = function.__code__.replace()
+    copied = FunctionType(code, function.__globals__, closure=function.__closure__)
+    return MethodType(copied, bound.__self__)
 
 
 def _repeatable() -> dict[str, Any]:
-    """The compiler takes the variant of a kernel that wins a race, and the winner decides how sums
-    are rounded. Where kernels shall repeat (devices.py) there is no race, if this torch can do
-    without."""
+    """Compiler options for kernels that repeat (devices.py). By default the compiler takes the
+    variant of a kernel that wins a race, and the winner decides how sums are rounded."""
     from torch._inductor import config
 
-    return (
-        {"deterministic": True}
-        if torch.backends.cudnn.deterministic and hasattr(config, "deterministic")
-        else {}
-    )
+    if torch.backends.cudnn.deterministic and hasattr(config, "deterministic"):
+        return {"deterministic": True}
+    return {}
 
 
 def _own_kernels() -> AbstractContextManager[None]:
     try:
         from fedmes.engines.stacked.grouped_conv import all_groups_at_once
-    except ImportError:  # no Triton, no kernels of our own
+    except ImportError:  # no Triton
         return nullcontext()
     return all_groups_at_once()
 

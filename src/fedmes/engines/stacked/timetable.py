@@ -1,6 +1,6 @@
-"""Who is trained when: clients of unequal length on a fixed number of slots, without idle ones.
+"""When each client is trained: clients of unequal length on a fixed number of slots.
 
-A stacked step has a fixed width, but clients have different numbers of batches; padding everybody
+A stacked step has a fixed width, but clients have different numbers of batches; padding all of them
 to the longest would waste a third of the work. So a round has `width` slots and as many steps as
 the longest client needs (or, if there are fewer slots than that takes, as many as all of them
 together need), and clients are laid end to end on the slots, cut where a slot is full. A client
@@ -20,9 +20,9 @@ from fedmes.common.keyed_random import Ints
 
 @dataclass(frozen=True)
 class Timetable:
-    """[step, seed, slot] tables; -1: nobody."""
+    """Tables [step, seed, slot]."""
 
-    client: Ints
+    client: Ints  # -1: nobody
     own_step: Ints  # which of its own steps the client makes
 
     @property
@@ -30,19 +30,16 @@ class Timetable:
         return len(self.client)
 
     def changes(self) -> list[tuple[int, Ints, Ints]]:
-        """(before step, who comes [(seed, slot, client)], who goes [(seed, slot, client)]), in
-        order."""
+        """(before step, entering, leaving), in order; clients as rows (seed, slot, client)."""
         nobody = np.full_like(self.client[:1], -1)
         padded = np.concatenate([nobody, self.client, nobody])
         differ = padded[1:] != padded[:-1]
-        return [
-            (
-                int(step),
-                _triples(padded[step + 1], differ[step]),
-                _triples(padded[step], differ[step]),
-            )
-            for step in np.flatnonzero(differ.any(axis=(1, 2)))
-        ]
+        changes = []
+        for step in np.flatnonzero(differ.any(axis=(1, 2))).tolist():
+            entering = _triples(padded[step + 1], differ[step])
+            leaving = _triples(padded[step], differ[step])
+            changes.append((step, entering, leaving))
+        return changes
 
 
 def _triples(clients: Ints, where: np.ndarray) -> Ints:
@@ -63,17 +60,17 @@ def share_out(steps: Ints, lanes: int) -> Ints:
     return shared
 
 
-OVERHEAD = 3  # what a step costs besides its slots, in slots (measured, GPU and CPU)
+OVERHEAD = 3  # what a step costs in addition to its slots, in slots (measured, GPU and CPU)
 
 
 def width_for(steps: Ints, limit: int) -> int:
-    """The number of slots a seed that makes a run shortest, for steps[round, seed, client]."""
-    longest, total = steps.max(axis=(1, 2)), steps.sum(axis=2).max(axis=1)  # by round
+    """The number of slots per seed that makes a run shortest, for steps[round, seed, client]."""
+    longest = steps.max(axis=(1, 2))  # by round
+    total = steps.sum(axis=2).max(axis=1)
 
     def cost(width: int) -> int:
-        return int(np.maximum(longest, -(-total // width)).sum()) * (
-            steps.shape[1] * width + OVERHEAD
-        )
+        length = int(np.maximum(longest, -(-total // width)).sum())
+        return length * (steps.shape[1] * width + OVERHEAD)
 
     return min(range(1, min(limit, steps.shape[2]) + 1), key=cost)
 
@@ -87,23 +84,26 @@ def make(steps: Sequence[Sequence[int]] | Ints, width: int) -> Timetable:
     """The timetable of one round, for steps[seed, client]."""
     counts = np.asarray(steps, np.int64)
     length = length_for(counts, width)
+    # all slots of a seed end to end
     client = np.full((len(counts), width * length), -1, np.int64)
     own = np.zeros_like(client)
-    for seed, row in enumerate(counts.tolist()):
+    for seed, row in enumerate(counts):
         begin = 0
-        for k, count in enumerate(row):
-            if count == 0:
-                continue
-            end = begin + count
-            cut = begin - begin % length + length  # where the slot is full
-            # steps in this slot; the others come first, in the next slot
-            late = max(0, min(end, cut) - begin)
+        for k in np.flatnonzero(row).tolist():
+            end = begin + int(row[k])
             client[seed, begin:end] = k
-            own[seed, begin : begin + late] = np.arange(count - late, count)
-            own[seed, begin + late : end] = np.arange(count - late)
+            own[seed, begin:end] = _order(begin, end - begin, length)
             begin = end
 
     def table(line: Ints) -> Ints:
         return np.ascontiguousarray(line.reshape(len(counts), width, length).transpose(2, 0, 1))
 
     return Timetable(table(client), table(own))
+
+
+def _order(begin: int, count: int, length: int) -> Ints:
+    """The steps of a client in the order in which they lie on the slots: where a slot ends, the
+    client's first steps follow, at the start of the next slot."""
+    to_the_end = length - begin % length
+    late = min(count, to_the_end)
+    return np.concatenate([np.arange(count - late, count), np.arange(count - late)])
