@@ -208,7 +208,8 @@ def test_a_far_memory_does_not_underflow():
         torch.zeros(2, dtype=torch.int64),
     )
     predictor = {f"w.{n}": p for n, p in params.items()} | vote.build_predictor(params, store)
-    _, memory, voted = vote.opinions(predictor, x, scope)
-    assert voted.all()
+    p = vote.probabilities(predictor, x, scope)
+    memory = p["memory"]
+    assert p["voted"].all()
     assert memory[:, 1].tolist() == [1.0, 1.0]
     assert memory.sum().item() == 2.0

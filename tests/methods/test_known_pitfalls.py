@@ -62,7 +62,8 @@ def test_votes_are_mixed_with_probabilities(method, runs):
     vote, scope = run.engine.method.vote, site.seen[1]
     batch = site.batch(site.plan.samples[1], 1)
     shifted = predictor | {"w.head.bias": predictor["w.head.bias"] + 1000}
-    network, memory, voted = vote.opinions(predictor, batch.x, scope)
+    parts = vote.probabilities(predictor, batch.x, scope)
+    network, memory, voted = parts["nolip"], parts["memory"], parts["voted"]
     assert voted.all()
     # the two differ, so their mixture is neither
     assert float((network - memory).abs().max()) > 0.1
@@ -292,7 +293,8 @@ def test_far_neighbours_vote_in_float32(kernel, near, far):
         scope.expand(2, -1),
         torch.zeros(2, dtype=torch.int64),
     )
-    _, memory, voted = vote.opinions(vote.build_predictor({}, store), torch.zeros(1, 4096), scope)
+    p = vote.probabilities(vote.build_predictor({}, store), torch.zeros(1, 4096), scope)
+    memory, voted = p["memory"], p["voted"]
     assert memory.dtype == torch.float32 and voted.tolist() == [True]
     share = 1 / (1 + np.exp(-1))
     np.testing.assert_allclose(memory[0], [0, share, 1 - share], rtol=1e-3)

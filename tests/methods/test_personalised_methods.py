@@ -226,7 +226,8 @@ def test_knnper_mixes_probabilities_of_the_global_model(runs):
     assert torch.equal(predictor["store.z"], method.net.embedding(run.servers[-1], stored))
     (x, _), *_ = site.test_chunks(0)
     scope = site.seen[2]
-    network, memory, voted = method.vote.opinions(predictor, x, scope)
+    parts = method.vote.probabilities(predictor, x, scope)
+    network, memory, voted = parts["nolip"], parts["memory"], parts["voted"]
     logits = torch.where(scope, method.net.logits(run.servers[-1], x), -torch.inf)
     torch.testing.assert_close(network, torch.softmax(logits, -1))
     p = method.predict(predictor, x, scope, torch.tensor(-1), None)["acc"]

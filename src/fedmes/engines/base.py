@@ -1,4 +1,4 @@
-"""What every engine does: the protocol, and the rows it reports."""
+"""What every engine does, and the rows it reports."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RoundRow:
 
     seed: int  # index into the run's seeds
     client: int
-    position: int
+    position: int  # the index of the task
     index: int  # of the round within the task
     report: dict[str, float]
     up_bytes: int
     down_bytes: int
     seconds: float
-    reason: str = ""  # why the server left the update out
+    reason: str = ""  # why the server rejected the update
 
     @property
     def left_out(self) -> bool:
@@ -35,14 +35,16 @@ class Score:
     seed: int
     client: int
     position: int
-    # by kind of prediction, for each task: (oblivious, masked); NaN: never met
+    # by kind of prediction, for each task: (task-oblivious, task-aware); NaN: never met
     accuracy: dict[str, list[tuple[float, float]]]
     protocol: str = ""  # the name of the evaluation protocol; "": the run's own
-    # answers that are no numbers, as of a model that has diverged: none of them is right
+    # are some predictions not numbers, as of a model that has diverged? They count as wrong
     undefined: bool = False
 
 
 class Engine(Protocol):
+    """Trains and evaluates all clients of all seeds of a run, round by round."""
+
     compile_seconds: float
 
     @property
@@ -51,7 +53,7 @@ class Engine(Protocol):
 
     @property
     def sites_left_out(self) -> Mapping[str, str]:
-        """Who is not with the others as things stand, by name, and why; in one process, nobody."""
+        """The sites that currently do not take part, by name, and why; in one process, none."""
 
     def round(self, g: int) -> list[RoundRow]:
         """Train global round g of all seeds and average."""
@@ -60,13 +62,13 @@ class Engine(Protocol):
         """Score the clients whose task ended with round g."""
 
     def server_state(self, seed: int) -> Tensors:
-        """The server's state as it stands."""
+        """The server's current state."""
 
     def predictor(self, seed: int, client: int) -> Tensors | None:
-        """What predicts for a client as it stands; None: that lies with the client."""
+        """What currently predicts for a client; None: only its site has that."""
 
     def snapshot(self) -> Tensors:
-        """All that the next round depends on, between two rounds."""
+        """All that the next round depends on, taken between two rounds."""
 
     def restore(self, tensors: Tensors) -> None:
-        """Stand where a snapshot was taken."""
+        """Continue from a snapshot."""

@@ -1,4 +1,4 @@
-"""How many clients can be trained at a time in the memory there is: an estimate."""
+"""An estimate of how many clients can be trained at a time in the available memory."""
 
 from __future__ import annotations
 
@@ -34,25 +34,29 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
     room = HEADROOM * free_bytes(samples.device) - replicas * kept
     fit = max(1, int(room // slot))
-    return replicas if fit >= replicas else 2 ** int(math.log2(fit))
+    if fit >= replicas:
+        return replicas
+    return 2 ** int(math.log2(fit))
 
 
 def check(method: Method, federations: Sequence[Federation], samples: Samples) -> None:
-    """Refuse what cannot even be planned, or whose clients' states do not fit."""
+    """Refuse runs that cannot even be planned, and clients' states that do not fit."""
     plans = [plan for f in federations for plan in f.plans]
     # numbers of samples, in a round's batches and its memory's
     numbers = sum(plan.work.epochs * plan.longest for plan in plans)
     limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")
     _, state = _client_bytes(method, federations[0], samples)
-    needed, free = len(plans) * state, free_bytes(samples.device)
+    needed = len(plans) * state
+    free = free_bytes(samples.device)
     if needed > free:
         raise UserError(
-            f"the states of {len(plans)} clients take {needed / 1e9:,.1f} GB of memory; {free / 1e9:,.1f} GB are free"
+            f"the states of {len(plans)} clients take {needed / 1e9:,.1f} GB of memory; "
+            f"{free / 1e9:,.1f} GB are free"
         )
 
 
 def _client_bytes(method: Method, federation: Federation, samples: Samples) -> tuple[int, int]:
-    """Of a client's weights, and of all its state."""
+    """The size of a client's weights, and of all its state."""
     initial = cast(federation.initial, samples.device, samples.dtype)
     state = method.init(initial, Site(0, federation, samples, method.config).ctx())
     return int(wire.size(initial)), int(wire.size(state))
@@ -60,16 +64,15 @@ def _client_bytes(method: Method, federation: Federation, samples: Samples) -> t
 
 def activation_bytes(net: Net, samples: Samples) -> float:
     """What one sample leaves behind for the backward pass."""
-    params = {
-        name: p.detach().clone().to(samples.device, samples.dtype).requires_grad_()
-        for name, p in net.initial.items()
-    }
+    params = cast(net.initial, samples.device, samples.dtype)
+    params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
     own = {p.data_ptr() for p in params.values()}
     saved = 0
 
     def note(tensor: Tensor) -> Tensor:
         nonlocal saved
-        saved += tensor.nbytes if tensor.data_ptr() not in own else 0
+        if tensor.data_ptr() not in own:
+            saved += tensor.nbytes
         return tensor
 
     rows = torch.zeros(2, dtype=torch.int64, device=samples.device)
@@ -80,6 +83,6 @@ def activation_bytes(net: Net, samples: Samples) -> float:
 
 
 def free_bytes(device: torch.device) -> int:
-    return (
-        int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else limits.free_memory()
-    )
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return limits.free_memory()

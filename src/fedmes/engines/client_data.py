@@ -15,7 +15,7 @@ from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.scenario.plan import Plan, Round
 from fedmes.scenario.stream import Stream
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, widened
 
 CHUNK = 512  # samples that are looked at together outside of training
 _NONE: Ints = np.zeros(0, np.int64)
@@ -35,6 +35,8 @@ IDLE = Round(
 
 @dataclass(frozen=True)
 class Federation:
+    """The clients of one seed."""
+
     stream: Stream
     plans: list[Plan]
     initial: Tensors
@@ -49,42 +51,43 @@ class Samples:
         # torch takes no other arrays
         self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)
         self.y = torch.from_numpy(dataset.y).to(device)
-        self.source = (
-            None if dataset.source is None else torch.from_numpy(dataset.source).to(device)
-        )
+        self.source: Tensor | None = None
+        if dataset.source is not None:
+            self.source = torch.from_numpy(dataset.source).to(device)
         self.classes = len(dataset.class_names)
-        self.device, self.dtype = device, dtype
+        self.device = device
+        self.dtype = dtype
         self.whole = self.x.dtype == torch.int64
 
     def scale(self, normalisation: Normalisation | None) -> tuple[Tensor, Tensor]:
         """Offset and divisor that normalise stored values, [source, channel]."""
-        mean, std = (
-            (((0.0,),), ((1.0,),))
-            if normalisation is None
-            else (normalisation.mean, normalisation.std)
-        )
-        full = 1 if normalisation is None else 255  # float data is taken as it is
-        offset, divisor = (
-            full * torch.tensor(v, dtype=self.dtype, device=self.device) for v in (mean, std)
-        )
-        return offset, divisor
+
+        def table(values: object) -> Tensor:
+            return torch.tensor(values, dtype=self.dtype, device=self.device)
+
+        if normalisation is None:  # float data is taken as it is
+            return table(((0.0,),)), table(((1.0,),))
+        return 255 * table(normalisation.mean), 255 * table(normalisation.std)
 
     def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
         """Samples as a network sees them: [B, C, H, W] or [B, D]."""
         x = self.stored(rows)
         if self.whole:
             return x
-        offset, divisor = (table[0] for table in scale)
-        if self.source is not None and len(scale[0]) > 1:
-            offset, divisor = (table[self.source[rows]] for table in scale)
-        beside = (-1, offset.shape[-1], *(1 for _ in x.shape[2:]))
-        return (x.to(self.dtype) - offset.reshape(beside)) / divisor.reshape(beside)
+        offset, divisor = scale
+        source: slice | Tensor = slice(1)
+        if self.source is not None and len(offset) > 1:
+            source = self.source[rows]
+        centred = x.to(self.dtype) - widened(offset[source], x)
+        return centred / widened(divisor[source], x)
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Rows [...] as stored, images with their channels first: moving axes costs least while
-        they are bytes."""
+        """Rows [...] as stored, but images with channels first: moving axes costs least while
+        pixels are bytes."""
         x = self.x[rows]
-        return x.movedim(-1, -3).contiguous() if self.x.ndim == 4 else x
+        if self.x.ndim == 4:
+            return x.movedim(-1, -3).contiguous()
+        return x
 
 
 class Site:
@@ -112,9 +115,10 @@ class Site:
         self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
 
     def batch(self, numbers: Ints, position: int) -> Batch:
-        """The client's samples of these numbers, as training at this position sees them."""
+        """The client's samples of these numbers, as training in this task sees them."""
         chosen = torch.from_numpy(numbers[numbers >= 0]).to(self.samples.device)
-        rows, task = self.rows[chosen], self.task[chosen]
+        rows = self.rows[chosen]
+        task = self.task[chosen]
         scope = {
             "seen": self.seen[position].expand(len(chosen), -1),
             "tasks": self.blocks_so_far[position].expand(len(chosen), -1),

@@ -29,30 +29,33 @@ def device_name(device: torch.device) -> str:
 
 
 def dtype_of(config: Config) -> torch.dtype:
+    """The type of weights and losses; layers may compute in bf16."""
     return torch.float64 if config.engine.precision == "float64" else torch.float32
 
 
 @contextmanager
 def numerics(config: Config) -> Iterator[None]:
-    """Threads and the precision of products while a run goes on; afterwards as it was."""
+    """Threads and the precision of products during a run; both are restored afterwards."""
     threads = torch.get_num_threads()
-    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    timed, repeatable = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    products = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
+    convolutions = cudnn.allow_tf32
+    timed = cudnn.benchmark
+    repeatable = cudnn.deterministic
     if config.engine.name in ("loop", "flower") and config.model.name in ("linear", "mlp"):
-        # Small products gain nothing from more threads, and on a busy machine threads wait far
-        # longer than they work.
+        # Small products gain nothing from more threads, which on a busy machine mostly wait.
         torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = config.engine.precision == "tf32"
+    cudnn.allow_tf32 = config.engine.precision == "tf32"
     # Where bits are given up for speed, convolutions are timed and the fastest kernels taken;
-    # elsewhere only those that round the same way each time, so that a run that was resumed is the
-    # same run.
-    torch.backends.cudnn.benchmark = config.engine.precision in ("tf32", "bf16")
-    torch.backends.cudnn.deterministic = not torch.backends.cudnn.benchmark
+    # elsewhere only those that round the same way each time, so that a resumed run is the same run.
+    cudnn.benchmark = config.engine.precision in ("tf32", "bf16")
+    cudnn.deterministic = not cudnn.benchmark
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(products)
-        torch.backends.cudnn.allow_tf32 = convolutions
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = timed, repeatable
+        cudnn.allow_tf32 = convolutions
+        cudnn.benchmark = timed
+        cudnn.deterministic = repeatable

@@ -1,5 +1,4 @@
-"""One client after the other, in plain Python: the reference, and what runs on a site of its
-own."""
+"""One client after the other, in plain Python: the reference, and what runs on a site."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from fedmes.engines.server import Update, aggregate_round
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, broken, cast, grown, put
+from fedmes.tensors import Tensors, added, broken, cast, grown, put
 
 
 def client_round(
@@ -32,14 +31,13 @@ def client_round(
     sums: Tensors = {}
     if method.measure is not None:
         for chunk in site.chunks(work.samples, work.position):
-            sums = _add(sums, method.measure(state, broadcast, chunk))
+            sums = added(sums, method.measure(state, broadcast, chunk))
     state = state | method.begin_round(state, broadcast, sums, ctx)
     for step in range(len(work.batch)):
         batch = site.batch(work.batch[step], work.position)
         mem = site.batch(work.memory[step], work.position)
-        now = ctx._replace(
-            epoch=_like(ctx.epoch, work.epoch[step]), key=_like(ctx.key, work.key[step])
-        )
+        epoch = _like(ctx.epoch, work.epoch[step])
+        now = ctx._replace(epoch=epoch, key=_like(ctx.key, work.key[step]))
         state = state | method.step(state, broadcast, batch, mem, now)
     return state | method.end_round(state, broadcast, ctx)
 
@@ -52,11 +50,11 @@ def client_predictor(
     store = site.batch(protocol.memory(site.plan, position), position)
     predictor = method.build_predictor(state, broadcast, store)
     held_back = site.plan.held_back_until(position)
-    if method.tune is None or not len(held_back):  # of tasks of one sample nothing is held back
+    if method.tune is None or not len(held_back):  # nothing is held back of very small tasks
         return predictor
     sums: Tensors = {}
     for chunk in site.chunks(held_back, position):
-        sums = _add(sums, method.tune(predictor, chunk, site.seen[position]))
+        sums = added(sums, method.tune(predictor, chunk, site.seen[position]))
     return predictor | method.apply_tuning(predictor, sums)
 
 
@@ -72,37 +70,36 @@ def client_score(
         if not site.plan.trained[task]:
             continue  # never met: stays NaN
         scopes = torch.stack([site.seen[position], candidates[task]])
-        told = _like(ctx.position, [-1, task])
+        task_ids = _like(ctx.position, [-1, task])
         right: Tensors = {}
         for x, y in site.test_chunks(task):
-            said = _said(protocol.method, predictor, x, scopes, told, ctx)
-            right = _add(right, {kind: is_right(p, y).sum(-1) for kind, p in said.items()})
-            lost = lost or bool(undefined(said["acc"]).any())
+            p = _predict(protocol.method, predictor, x, scopes, task_ids, ctx)
+            right = added(right, {kind: is_right(q, y).sum(-1) for kind, q in p.items()})
+            lost = lost or bool(undefined(p["acc"]).any())
         for kind, counts in right.items():
             row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
-            oblivious, masked = (counts.double() / len(site.plan.test[task])).tolist()
-            row[task] = (oblivious, masked)
+            oblivious, aware = (counts.double() / len(site.plan.test[task])).tolist()
+            row[task] = (oblivious, aware)
     return rows, lost
 
 
-def _said(
+def _predict(
     method: Method, predictor: Tensors, x: Tensor, scopes: Tensor, tasks: Tensor, ctx: ClientContext
 ) -> Tensors:
     """Class probabilities [scope, sample, class]. Mapped, only what depends on the scope is
     computed for each; a network that cannot be mapped runs for each."""
     if method.net.mapped:
-        return vmap(method.predict, in_dims=(None, None, 0, 0, None))(
-            predictor, x, scopes, tasks, ctx
-        )
-    each = [
-        method.predict(predictor, x, scope, task, ctx)
-        for scope, task in zip(scopes, tasks, strict=True)
-    ]
-    return {kind: torch.stack([said[kind] for said in each]) for kind in each[0]}
+        predict = vmap(method.predict, in_dims=(None, None, 0, 0, None))
+        return predict(predictor, x, scopes, tasks, ctx)
+    stacked: dict[str, list[Tensor]] = {}
+    for scope, task in zip(scopes, tasks, strict=True):
+        for kind, p in method.predict(predictor, x, scope, task, ctx).items():
+            stacked.setdefault(kind, []).append(p)
+    return {kind: torch.stack(parts) for kind, parts in stacked.items()}
 
 
 class LoopEngine:
-    """All seeds of a run, round by round."""
+    """Trains and evaluates one client after the other."""
 
     def __init__(
         self,
@@ -114,16 +111,15 @@ class LoopEngine:
         self.method = method
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
-        config = method.config
-        self.sites = [
-            [Site(k, f, samples, config) for k in range(len(f.plans))] for f in federations
-        ]
-        initial = [cast(f.initial, samples.device, samples.dtype) for f in federations]
-        self.servers = [method.server(params) for params in initial]
-        self.clients = [
-            [method.init(params, site.ctx()) for site in sites]
-            for params, sites in zip(initial, self.sites, strict=True)
-        ]
+        self.sites: list[list[Site]] = []  # [seed][client]
+        self.servers: list[Tensors] = []
+        self.clients: list[list[Tensors]] = []  # their states
+        for f in federations:
+            initial = cast(f.initial, samples.device, samples.dtype)
+            sites = [Site(k, f, samples, method.config) for k in range(len(f.plans))]
+            self.sites.append(sites)
+            self.servers.append(method.server(initial))
+            self.clients.append([method.init(initial, site.ctx()) for site in sites])
         # names and shapes of an upload
         self.expected = method.upload(self.clients[0][0], self.sites[0][0].ctx())
         self.notes: list[str] = []
@@ -134,11 +130,15 @@ class LoopEngine:
 
     @torch.no_grad()
     def round(self, g: int) -> list[RoundRow]:
-        return [row for s in range(len(self.sites)) for row in self._seed_round(s, g)]
+        rows: list[RoundRow] = []
+        for s in range(len(self.sites)):
+            rows += self._seed_round(s, g)
+        return rows
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
-        method, broadcast = self.method, self.servers[s]
-        each_round, first_round = (int(wire.size(part)) for part in method.sent_down(broadcast))
+        method = self.method
+        broadcast = self.servers[s]
+        each_round, first_round = [int(wire.size(part)) for part in method.sent_down(broadcast)]
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
         for k, site in enumerate(self.sites[s]):
@@ -153,7 +153,8 @@ class LoopEngine:
             updates[k] = Update(broken(up) if work.broken else up, len(work.samples))
             report = {name: float(value) for name, value in method.report(state, broadcast).items()}
             seconds = time.perf_counter() - start
-            sent, received = int(wire.size(up)), each_round + int(work.first) * first_round
+            received = each_round + work.first * first_round
+            sent = int(wire.size(up))
             done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
         server, left_out = aggregate_round(
             method, broadcast, updates, len(self.sites[s]), self.expected
@@ -169,13 +170,12 @@ class LoopEngine:
                 position = site.plan.ends(g)
                 if position is None:
                     continue
-                state, ctx = self.clients[s][k], site.ctx(site.plan.last_round(position))
-                self.clients[s][k] = state | self.method.end_task(state, ctx)
+                ctx = site.ctx(site.plan.last_round(position))
+                state = self.clients[s][k]
+                state = self.clients[s][k] = state | self.method.end_task(state, ctx)
                 self.learned[s][k] = position
                 for name, protocol in self.protocols.items():
-                    predictor = client_predictor(
-                        protocol, self.clients[s][k], self.servers[s], position, site
-                    )
+                    predictor = client_predictor(protocol, state, self.servers[s], position, site)
                     accuracy, lost = client_score(protocol, predictor, position, site, ctx)
                     scores.append(Score(s, k, position, accuracy, name, lost))
         return scores
@@ -192,8 +192,8 @@ class LoopEngine:
         return tensors
 
     def restore(self, tensors: Tensors) -> None:
-        # In the order and in memory of its own: how sums round depends on both, and a file keeps
-        # neither.
+        # In the engine's order and in its own memory: how sums round depends on both, and a file
+        # keeps neither.
         def own(part: str, like: Tensors) -> Tensors:
             return {name: grown(tensors[f"{part}.{name}"], fresh) for name, fresh in like.items()}
 
@@ -204,7 +204,8 @@ class LoopEngine:
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
-        state, broadcast = self.clients[seed][client], self.servers[seed]
+        state = self.clients[seed][client]
+        broadcast = self.servers[seed]
         task = max(self.learned[seed][client], 0)
         return client_predictor(
             self.protocols[""], state, broadcast, task, self.sites[seed][client]
@@ -214,10 +215,6 @@ class LoopEngine:
 def tidy(tensors: Tensors) -> Tensors:
     """In plain memory order, as they would come from a file: how products round depends on it."""
     return {name: t.contiguous() for name, t in tensors.items()}
-
-
-def _add(sums: Tensors, more: Tensors) -> Tensors:
-    return {name: sums[name] + value if name in sums else value for name, value in more.items()}
 
 
 def _like(tensor: Tensor, value: object) -> Tensor:

@@ -11,11 +11,9 @@ from torch import Tensor
 from fedmes.methods.base import Method
 from fedmes.tensors import Tensors
 
-# --- the server's half ----------------------------------------------------------------------------
-
-TOO_FAR = 100
+TOO_FAR = 100  # times the median, see `screen_updates`
 MISFIT = "wrong names or shapes"
-# of `screen_updates`; the last one, of the round as a whole
+# verdicts of `screen_updates`; the last one is about the round as a whole
 REJECTIONS = ("", "not finite", "absurd norm", "no finite average")
 NO_AVERAGE = 3
 
@@ -30,45 +28,43 @@ class Update(NamedTuple):
 def aggregate_round(
     method: Method, server: Tensors, updates: Mapping[int, Update], clients: int, expected: Tensors
 ) -> tuple[Tensors, dict[int, str]]:
-    """The server's state after a round, and whose update it left out, and why. `expected`: an
-    upload as it should be, for its names and shapes. With fewer good updates than
-    `server.min_clients`, or if they make no finite state, the server keeps what it has."""
-    left_out = {
-        k: MISFIT for k, update in updates.items() if _form(update.tensors) != _form(expected)
-    }
-    usable = {k: update for k, update in updates.items() if k not in left_out}
-    if usable:
-        place = next(iter(expected.values()), torch.zeros(()))
-        sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
-        samples = torch.tensor(
-            [usable[k].samples if k in usable else 0 for k in range(clients)]
-        ).to(place)
-        stacked = {
-            name: torch.stack(
-                [
-                    usable[k].tensors[name] if k in usable else torch.zeros_like(t)
-                    for k in range(clients)
-                ]
-            )
-            for name, t in expected.items()
-        }
-        verdict = screen_updates(server, stacked, sent)
-        present = sent & (verdict == 0)
-        if int(present.sum()) >= method.config.server.min_clients:
-            new = method.aggregate(server, stacked, present, samples)
-            if bool(finite(new, present)):
-                server = server | new
-            else:
-                verdict = torch.where(present, NO_AVERAGE, verdict)
-        left_out |= {
-            k: REJECTIONS[code] for k, code in enumerate(verdict.tolist()) if k in usable and code
-        }
-    return server, left_out
+    """The server's state after a round, and the clients it rejected, and why. `expected`: an upload
+    as it should be, for its names and shapes. With fewer good updates than `server.min_clients`, or
+    if their aggregate is not finite, the server keeps its state."""
+    rejected: dict[int, str] = {}
+    usable: dict[int, Update] = {}
+    for k, update in updates.items():
+        if _form(update.tensors) == _form(expected):
+            usable[k] = update
+        else:
+            rejected[k] = MISFIT
+    if not usable:
+        return server, rejected
+    absent = Update({name: torch.zeros_like(t) for name, t in expected.items()}, 0)
+    everybody = [usable.get(k, absent) for k in range(clients)]
+    place = next(iter(expected.values()), torch.zeros(()))
+    sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
+    samples = torch.tensor([update.samples for update in everybody]).to(place)
+    stacked: Tensors = {}
+    for name in expected:
+        stacked[name] = torch.stack([update.tensors[name] for update in everybody])
+    verdict = screen_updates(server, stacked, sent)
+    present = sent & (verdict == 0)
+    if int(present.sum()) >= method.config.server.min_clients:
+        new = method.aggregate(server, stacked, present, samples)
+        if bool(finite(new, present)):
+            server = server | new
+        else:
+            verdict = torch.where(present, NO_AVERAGE, verdict)
+    for k, code in enumerate(verdict.tolist()):
+        if k in usable and code:
+            rejected[k] = REJECTIONS[code]
+    return server, rejected
 
 
 def finite(state: Tensors, like: Tensor) -> Tensor:
-    """Is everything a number? A tensor on the device of `like`, so that an engine may map it over
-    federations."""
+    """Is every value finite? A tensor on the device of `like`, so that an engine can map this over
+    seeds."""
     found = torch.ones((), dtype=torch.bool, device=like.device)
     for t in state.values():
         found = found & torch.isfinite(t).all()
@@ -76,15 +72,16 @@ def finite(state: Tensors, like: Tensor) -> Tensor:
 
 
 def screen_updates(server: Tensors, uploads: Tensors, sent: Tensor) -> Tensor:
-    """For uploads stacked by client, [n, ...], an index into VERDICTS each; where nothing was sent
-    [n], nothing counts.
+    """For uploads stacked by client, [n, ...], an index into REJECTIONS each; clients that did not
+    send [n] do not count.
 
-    Absurd is what lies too far from the server's state: farther than TOO_FAR times the median of
-    the round and than as many times that state's own norm. The first alone would catch the one who
-    still learns among those who are done. Tensors throughout, so that an engine may map it over
-    federations.
+    A norm outlier is farther from the server's state than TOO_FAR times the round's median distance
+    and than TOO_FAR times that state's norm. The median alone would reject a client that still
+    learns when the others are done. Tensors throughout, so that an engine can map this over seeds.
     """
-    finite, square, own = torch.ones_like(sent), sent * 0.0, sent * 0.0
+    finite = torch.ones_like(sent)
+    square = sent * 0.0
+    own = sent * 0.0
     for name, t in uploads.items():
         finite = finite & torch.isfinite(t).reshape(len(t), -1).all(1)
         if t.is_floating_point():

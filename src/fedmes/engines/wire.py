@@ -1,9 +1,8 @@
-"""Dictionaries of tensors outside of a program: what is sent of them, and how many bytes that
-takes.
+"""Dictionaries of tensors on the wire: what is sent of them, and how many bytes that takes.
 
 An entry `name#mask` says which part of `name` is sent. A mask of the same shape marks single values
 (sent with their index, or all of them with the mask's bits where that is shorter); one with fewer
-elements, such as one a channel, marks blocks (sent with the mask's bits).
+elements, such as one per channel, marks blocks (sent with the mask's bits).
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ INDEX = 4  # bytes
 
 def size(tensors: Tensors, leading: int = 0) -> Tensor:
     """Bytes on the wire, for each index of the leading axes."""
-    plain, marked = 0, []
+    plain = 0
+    marked = []
     for _, t, mask in _entries(tensors):
         numel = math.prod(t.shape[leading:])
         if mask is None:
@@ -34,7 +34,9 @@ def size(tensors: Tensors, leading: int = 0) -> Tensor:
             marked.append(sent * (numel // marks * t.element_size()) + _bits(marks))
         else:
             marked.append((sent * (t.element_size() + INDEX)).clamp(max=_dense(numel, t)))
-    return torch.stack(marked).sum(0) + plain if marked else torch.tensor(plain)
+    if not marked:
+        return torch.tensor(plain)
+    return torch.stack(marked).sum(0) + plain
 
 
 def pack(tensors: Tensors) -> Tensors:
@@ -48,13 +50,14 @@ def pack(tensors: Tensors) -> Tensors:
         values = t.reshape(len(marks), -1)[marks]
         single = len(marks) == t.numel()
         if single and len(values) * (t.element_size() + INDEX) < _dense(len(marks), t):
-            packed[f"{name}#values"], packed[f"{name}#index"] = (
-                values[:, 0],
-                marks.nonzero()[:, 0].to(torch.int32),
-            )
+            packed[f"{name}#values"] = values[:, 0]
+            packed[f"{name}#index"] = marks.nonzero()[:, 0].to(torch.int32)
             continue
         packed[f"{name}#bits"] = torch.from_numpy(np.packbits(marks.cpu().numpy()))
-        packed |= {name: t} if single else {f"{name}#values": values}
+        if single:
+            packed[name] = t
+        else:
+            packed[f"{name}#values"] = values
     return packed
 
 
@@ -67,12 +70,11 @@ def unpack(packed: Tensors, like: Tensors) -> Tensors:
             tensors[name] = _take(left, name, known.dtype, known.shape)
             continue
         marks = _marks(left, name, mask.numel(), single=mask.numel() == known.numel())
-        whole = (
-            _take(left, name, known.dtype, known.shape)
-            if name in left
-            else _spread(left, name, known, marks)
-        )
-        tensors[name], tensors[f"{name}#mask"] = whole, marks.reshape(mask.shape)
+        if name in left:
+            tensors[name] = _take(left, name, known.dtype, known.shape)
+        else:
+            tensors[name] = _spread(left, name, known, marks)
+        tensors[f"{name}#mask"] = marks.reshape(mask.shape)
     if left:
         raise ValueError(f"{next(iter(left))} is not known")
     return tensors
@@ -121,7 +123,8 @@ def _marks(left: Tensors, name: str, count: int, single: bool) -> Tensor:
 
 def _spread(left: Tensors, name: str, known: Tensor, marks: Tensor) -> Tensor:
     """The values that were sent where the marks are, and zeros elsewhere."""
-    sent, size = int(marks.sum()), known.numel() // len(marks)
+    sent = int(marks.sum())
+    size = known.numel() // len(marks)
     values = left.pop(f"{name}#values", torch.zeros(0))
     if values.dtype != known.dtype or values.numel() != sent * size:
         raise ValueError(f"{name}: {values.numel()} values instead of {sent * size}")

@@ -1,7 +1,6 @@
-"""One client's mathematics as pure tensor functions, a file a method.
+"""One client's mathematics as pure tensor functions, one file per method.
 
-Authors of methods take all they need from here: `from fedmes.methods import FedAvg, Method, pick,
-put`.
+Authors of methods import from here: `from fedmes.methods import FedAvg, Method, pick, put`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ def __getattr__(name: str) -> Any:
 
 SUMMARY = {
     "fedavg": "one averaged model, no memory (McMahan et al., 2017)",
-    "fedprox": "FedAvg whose steps are drawn towards the received model (Li et al., 2020)",
-    "ditto": "a personal model beside the averaged one, drawn towards it (Li et al., 2021)",
+    "fedprox": "FedAvg with steps pulled towards the received model (Li et al., 2020)",
+    "ditto": "a personal model next to the averaged one, pulled towards it (Li et al., 2021)",
     "fedrep": "an averaged body under a personal head, trained in turn (Collins et al., 2021)",
-    "fedagem": "FedAvg whose steps may not raise the loss on a small memory (A-GEM; Chaudhry et al., 2019)",
-    "fedweit": "weights composed per task from a sparse shared base, own parts and others' (Yoon et al., 2021)",
-    "fedmes": "a small local memory corrects gradients and votes at prediction (Xie, Zhu and Li, 2024)",
-    "fedmes-plus": "our own: the memory replayed without bias, a teacher, images that move; holds without a task id",
-    "knn-per": "FedAvg, and each client's stored samples vote at prediction (Marfoq et al., 2022)",
+    "fedagem": "FedAvg with A-GEM's gradient projection on a small memory (Chaudhry et al., 2019)",
+    "fedweit": "weights composed per task: a shared base, own parts, others' (Yoon et al., 2021)",
+    "fedmes": "a small memory corrects gradients and votes in prediction (Xie, Zhu and Li, 2024)",
+    "fedmes-plus": "proposed here: unbiased replay, a teacher, augmented images; needs no task id",
+    "knn-per": "FedAvg, and each client's stored samples vote in prediction (Marfoq et al., 2022)",
     "flwf": "FedAvg with the client's past model as a teacher (Usmanova et al., 2021)",
     "flwf-2t": "FLwF with a second teacher, the received model (Usmanova et al., 2021)",
     "local": "each client alone, task after task",
@@ -59,7 +58,7 @@ _CLASSES = {
 
 
 def _maker(class_name: str) -> Callable[..., Any]:
-    """Makes a method; its module is imported only then."""
+    """A function that makes a method; torch is imported only when it is called."""
 
     def make(*arguments: Any) -> Method:
         return __getattr__(class_name)(*arguments)

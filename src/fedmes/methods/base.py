@@ -1,12 +1,15 @@
 """The method contract: one client's mathematics as pure tensor functions.
 
 A method is written once, for one client, and never knows where it runs. Engines call its functions
-for one client after the other, for all clients at once (`torch.func.vmap`), or on a site of its
-own. Hence the rules of the house:
+for one client after the other, for all clients at once (`torch.func.vmap`), or on a separate site.
 
-* no Python branch on a tensor's value (`torch.where`, masks), nothing in place, no randomness of its own;
-* what a client keeps is a flat dictionary of tensors; a client function returns only the entries it changes;
-* state entries are named `part.name`, for example `w.head.weight` for a model's weights or `opt.c1` for an optimizer.
+Rules for methods:
+
+* no Python branch on a tensor's value (use `torch.where` and masks), nothing in place, no random
+  numbers except from `ctx.key`;
+* a client's state is a flat dictionary of tensors; a function returns only the entries it changes;
+* state entries are named `part.name`, for example `w.head.weight` for a model's weights or `opt.c1`
+  for an optimizer.
 """
 
 from __future__ import annotations
@@ -32,27 +35,24 @@ class Batch(NamedTuple):
     x: Tensor  # [B, ...] normalised
     y: Tensor  # [B] class ids
     mask: Tensor  # [B] 1, or 0 for padding
-    scope: Tensor  # [B, C] the classes in the softmax of each sample
-    task: Tensor  # [B] the position of the task each sample belongs to
+    scope: Tensor  # [B, C] the classes in the softmax of each sample (a class mask)
+    task: Tensor  # [B] the index of the task each sample belongs to
 
 
 class ClientContext(NamedTuple):
     """Where a client stands, as 0-dim tensors."""
 
     client: Tensor
-    position: Tensor  # which of its tasks, from 0
-    first: Tensor  # is this the first (last) round at this position that the client takes part in?
+    position: Tensor  # the index of its current task, from 0
+    first: Tensor  # is this the first (last) round of the task that the client takes part in?
     last: Tensor
     lr: Tensor
-    samples: Tensor  # how many training samples this round walks
-    blocks: Tensor  # [T, C] the classes of each task's block
-    # [T, C] and those of them that the client has; blocks may share classes, so `seen` does not
-    # tell
-    classes: Tensor
+    samples: Tensor  # how many training samples this round iterates over
+    blocks: Tensor  # [T, C] all classes of each task
+    classes: Tensor  # [T, C] those of them that the client has; tasks may share classes
     seen: Tensor  # [C] the classes met so far, this task's included
-    epoch: Tensor  # only moving within `step`
-    # a random number of (seed, client, round); in `step`, for dropout, another one each time
-    key: Tensor
+    epoch: Tensor  # advances only within `step`
+    key: Tensor  # a random number of (seed, client, round); in `step`, one of the step
 
     @classmethod
     def outside_rounds(
@@ -73,21 +73,23 @@ class Method:
     """The functions an engine calls, in this order; `broadcast` is the server's state as every
     client receives it.
 
-    Defaults do nothing. `fedmes.methods.fedavg.FedAvg` is the plainest whole method and what others
-    build on.
+    Defaults do nothing. `fedmes.methods.fedavg.FedAvg` is the plainest whole method and the base of
+    the others.
     """
 
-    # the samples an epoch walks: the current task's, or those of all tasks "seen"
+    # the samples an epoch iterates over: the current task's, or those of all tasks "seen"
     epoch_over: ClassVar[str] = "task"
-    store: str = "none"  # what a client keeps of its samples: nothing, a "memory", or "all" of them
-    # which samples a memory keeps, unless memory.policy says otherwise
+    # what a client keeps of its samples: "none", a "memory", or "all" of them
+    store: str = "none"
+    # which samples a memory keeps; memory.policy overrides it
     policy: ClassVar[str] = "fifo"
-    # options that were left open, as the method settles them
+    # options without a value, as the method resolves them
     resolved_options: Mapping[str, object] = {}
     # the options that only this method has; for a class Replay, in the section `replay`
     Options: ClassVar[type[MethodOptions] | None] = None
     options: Any = None  # their values
-    unused: ClassVar[tuple[str, ...]] = ()  # options for all methods that this one does not look at
+    # options for all methods that this one ignores
+    unused: ClassVar[tuple[str, ...]] = ()
     # (state, broadcast, batch) -> sums over the round's samples, added up in chunks before
     # `begin_round`; None: no such pass
     measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None
@@ -115,14 +117,14 @@ class Method:
     def aggregate(
         self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor
     ) -> Tensors:
-        """The server's new state. Uploads are stacked by client, [n, ...]; present [n] says who
-        took part and sent what can be used, and nothing of the others counts."""
+        """The server's new state. Uploads are stacked by client, [n, ...]; `present` [n] marks the
+        clients that took part and sent something usable: the others must not count."""
         raise NotImplementedError
 
     def sent_down(self, server: Tensors) -> tuple[Tensors, Tensors]:
-        """What a client receives in every round, and what besides in the first round of each of its
-        tasks. Entries are chosen here, and masks made value by value: several servers' states may
-        come stacked."""
+        """What a client receives in every round, and what in addition in the first round of each
+        task. Choose entries and make masks value by value: several servers' states may come
+        stacked."""
         return server, {}
 
     # on a client, in training
@@ -137,6 +139,7 @@ class Method:
     def begin_round(
         self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
     ) -> Tensors:
+        """The client takes over the broadcast; `sums` are those of `measure`."""
         raise NotImplementedError
 
     def step(
@@ -150,8 +153,8 @@ class Method:
         return {}
 
     def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
-        """What leaves the client, and nothing else does. An entry `name#mask` marks the part of
-        `name` that is sent (engines/wire.py)."""
+        """All that leaves the client. An entry `name#mask` marks the part of `name` that is sent
+        (engines/wire.py)."""
         raise NotImplementedError
 
     def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
@@ -163,15 +166,14 @@ class Method:
         """After the last round of a task."""
         return {}
 
-    # on a client, in use
+    # on a client, in prediction
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
         """What predicts: model entries `w.*`, and whatever else `predict` needs."""
         raise NotImplementedError
 
     def embed_memory(self, params: Tensors, store: Batch) -> Tensors:
-        """The entries `store.*` of `build_predictor`: what the stored samples are to the weights
-        that predict. A client directory keeps the samples and not these, which are made again when
-        it is opened."""
+        """The entries `store.*` of `build_predictor`: the stored samples as the predicting weights
+        see them. A client directory keeps the samples, from which these are made again."""
         return {}
 
     def apply_tuning(self, predictor: Tensors, sums: Tensors) -> Tensors:
@@ -181,16 +183,16 @@ class Method:
     def predict(
         self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
     ) -> dict[str, Tensor]:
-        """Class probabilities [B, C], zero outside the scope [C], under "acc" and, where the method
-        has a part beside the network, under "nolip" without it. `task` is the position the samples
-        belong to, -1 where nobody tells."""
+        """Class probabilities [B, C], zero outside the scope [C], under "acc"; where the memory
+        votes too, those of the network alone under "nolip". `task` is the index of the samples'
+        task, -1 without a task id."""
         raise NotImplementedError
 
     def explain(
         self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
     ) -> Tensors:
-        """What `predict` says and what it rests on, in one pass: where a memory votes, also its
-        probabilities "memory" [B, C], whether it "voted" [B], and "distance" and "index" of the
-        nearest stored samples [B, K]. Who overrides `predict` there overrides this too. Outside of
-        a run, only position, blocks, classes and seen of `ctx` are known."""
+        """A prediction and its reasons, in one pass: where a memory votes, also its probabilities
+        "memory" [B, C], whether it "voted" [B], and "distance" and "index" of the nearest stored
+        samples [B, K]. Such a method overrides this together with `predict`. Outside of a run, only
+        position, blocks, classes and seen of `ctx` are known."""
         return self.predict(predictor, x, scope, task, ctx)

@@ -1,5 +1,4 @@
-"""Ditto: beside FedAvg's model w, which is averaged, each client trains a personal model v, drawn
-towards w."""
+"""Ditto: a personal model v next to FedAvg's model w."""
 
 from __future__ import annotations
 
@@ -12,43 +11,44 @@ from fedmes.tensors import Tensors, distance, pick, put
 
 
 class Ditto(FedAvg):
+    """FedAvg trains w; each client also trains a personal model v, pulled towards the received w.
+
+    "Ditto: Fair and Robust Federated Learning Through Personalization", Li et al., 2021.
+    """
+
     Options = DittoOptions
     average: ClassVar[str] = "uniform"
     eval_model = "personal"
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
-        return (
-            super().init(params, ctx) | put("v", params) | put("vopt", self.optimizer.fresh(params))
-        )
+        personal = put("v", params) | put("vopt", self.optimizer.fresh(params))
+        return super().init(params, ctx) | personal
 
     def begin_round(
         self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
     ) -> Tensors:
         """w is the received model; v stays, through rounds and tasks."""
-        return super().begin_round(state, broadcast, sums, ctx) | put(
-            "vopt", self.optimizer.fresh(pick(state, "v"))
-        )
+        vopt = put("vopt", self.optimizer.fresh(pick(state, "v")))
+        return super().begin_round(state, broadcast, sums, ctx) | vopt
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
-        w, v, received, lam = (
-            pick(state, "w"),
-            pick(state, "v"),
-            pick(broadcast, "w"),
-            self.options.lam,
-        )
-        g, _ = self.gradient(w, batch, ctx.key)
+        v = pick(state, "v")
+        received = pick(broadcast, "w")
+        lam = self.options.lam
+        g, _ = self.gradient(pick(state, "w"), batch, ctx.key)
         own, loss = self.gradient(v, batch, ctx.key)
         direction = {name: own[name] + lam * (v[name] - received[name]) for name in v}
         v, vopt = self.optimizer.step(v, direction, pick(state, "vopt"), ctx.lr)
-        # the books are about v
+        # the reported loss is v's
         return self.descend(state, g, loss, ctx) | put("v", v) | put("vopt", vopt)
 
     def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
-        return super().report(state, broadcast) | {
-            "distance": distance(pick(broadcast, "w"), pick(state, "v"))
-        }
+        far = distance(pick(broadcast, "w"), pick(state, "v"))
+        return super().report(state, broadcast) | {"distance": far}
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
-        return put("w", pick(broadcast, "w") if self.eval_model == "global" else pick(state, "v"))
+        if self.eval_model == "global":
+            return put("w", pick(broadcast, "w"))
+        return put("w", pick(state, "v"))

@@ -1,5 +1,4 @@
-"""FedAGEM: FedAvg whose steps may not raise the loss on a small memory (to first order), as in
-A-GEM."""
+"""FedAGEM: FedAvg with the gradient projection of A-GEM."""
 
 from __future__ import annotations
 
@@ -12,6 +11,12 @@ from fedmes.tensors import Tensors, pick
 
 
 class FedAGEM(FedAvg):
+    """FedAvg; a step does not raise the loss on a small memory, to first order.
+
+    A gradient that points against the memory's loses its component along it ("Efficient Lifelong
+    Learning with A-GEM", Chaudhry et al., 2019).
+    """
+
     store = "memory"
 
     def start(self, params: Tensors) -> Tensors:
@@ -23,13 +28,11 @@ class FedAGEM(FedAvg):
     ) -> Tensors:
         w = pick(state, "w")
         g, gm, loss = self.two_gradients(w, batch, mem, ctx.key)
-        # FedMeS's, with lambda 0
-        direction, violated = correct(w, pick(broadcast, "w"), g, gm, torch.zeros_like(loss))
-        return self.descend(state, direction, loss, ctx) | {
-            "log.rule2": state["log.rule2"] + violated
-        }
+        no_pull = torch.zeros_like(loss)  # FedMeS's correction with lambda 0
+        direction, violated = correct(w, pick(broadcast, "w"), g, gm, no_pull)
+        new = self.descend(state, direction, loss, ctx)
+        return new | {"log.rule2": state["log.rule2"] + violated}
 
     def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
-        return super().report(state, broadcast) | {
-            "rule2": state["log.rule2"] / state["log.steps"].clamp(min=1)
-        }
+        rule2 = state["log.rule2"] / state["log.steps"].clamp(min=1)
+        return super().report(state, broadcast) | {"rule2": rule2}

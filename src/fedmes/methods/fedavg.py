@@ -1,5 +1,4 @@
-"""FedAvg: everybody trains the received model on its current task; the server averages by number of
-samples."""
+"""FedAvg: clients train the received model, the server averages what they send."""
 
 from __future__ import annotations
 
@@ -20,8 +19,14 @@ if TYPE_CHECKING:
 
 
 class FedAvg(Method):
+    """Every client trains the received model on its current task; the server takes the mean.
+
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data", McMahan et al.,
+    2017. State: the model `w.*`, the optimizer `opt.*`, running sums `log.*` for the report.
+    """
+
     average: ClassVar[str] = "samples"  # how the server weighs clients: "samples" or "uniform"
-    eval_model: str = "global"  # the model that predicts, unless eval.model says otherwise
+    eval_model: str = "global"  # the model that predicts; eval.model overrides it
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
@@ -41,11 +46,12 @@ class FedAvg(Method):
         return self.start(params)
 
     def start(self, params: Tensors) -> Tensors:
-        """A round's beginning: weights, a fresh optimizer, empty books."""
+        """State at the start of a round: weights, a new optimizer, zeroed running sums."""
         zero = torch.zeros_like(next(iter(params.values())).flatten()[0])
         return put("w", params) | self.fresh(params) | {"log.loss": zero, "log.steps": zero}
 
     def fresh(self, params: Tensors) -> Tensors:
+        """A new optimizer's state."""
         return put("opt", self.optimizer.fresh(params))
 
     def begin_round(
@@ -58,9 +64,8 @@ class FedAvg(Method):
         """Gradient and value of the mean cross-entropy; with a key, dropout is on."""
 
         def loss(params: Tensors) -> Tensor:
-            return cross_entropy(
-                self.net.logits(params, batch.x, key), batch.y, batch.mask, batch.scope
-            )
+            logits = self.net.logits(params, batch.x, key)
+            return cross_entropy(logits, batch.y, batch.mask, batch.scope)
 
         return self.net.gradient(loss, params)
 
@@ -69,26 +74,28 @@ class FedAvg(Method):
     ) -> tuple[Tensors, Tensors, Tensor]:
         """The gradients of a batch and of a memory batch (dropout off), and the batch's loss."""
         if not self.net.mapped or batch.x.shape != mem.x.shape:
-            (g, loss), (gm, _) = self.gradient(params, batch, key), self.gradient(params, mem, None)
+            g, loss = self.gradient(params, batch, key)
+            gm, _ = self.gradient(params, mem, None)
             return g, gm, loss
-        # Side by side: the weights are read once for both.
+        # Stacked: the weights are read once for both.
         both = Batch(*(torch.stack(pair) for pair in zip(batch, mem, strict=True)))
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
         gradients, losses = vmap(self.gradient, in_dims=(None, 0, 0))(params, both, keys)
-        g, gm = ({name: pair[i] for name, pair in gradients.items()} for i in (0, 1))
+        g = {name: pair[0] for name, pair in gradients.items()}
+        gm = {name: pair[1] for name, pair in gradients.items()}
         return g, gm, losses[0]
 
     def descend(
         self, state: Tensors, direction: Tensors, loss: Tensor, ctx: ClientContext
     ) -> Tensors:
-        """An optimizer step against the direction, with its entry in the books."""
-        books = {"log.loss": state["log.loss"] + loss, "log.steps": state["log.steps"] + 1}
-        return self.move(state, direction, ctx) | books
+        """An optimizer step against the direction; the running sums count it."""
+        log = {"log.loss": state["log.loss"] + loss, "log.steps": state["log.steps"] + 1}
+        return self.move(state, direction, ctx) | log
 
     def move(self, state: Tensors, direction: Tensors, ctx: ClientContext) -> Tensors:
-        params, moments = self.optimizer.step(
-            pick(state, "w"), direction, pick(state, "opt"), ctx.lr
-        )
+        """An optimizer step against the direction."""
+        w = pick(state, "w")
+        params, moments = self.optimizer.step(w, direction, pick(state, "opt"), ctx.lr)
         return put("w", params) | put("opt", moments)
 
     def step(
@@ -105,12 +112,13 @@ class FedAvg(Method):
         return {"loss": loss, "distance": distance(pick(broadcast, "w"), pick(state, "w"))}
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
-        received = pick(broadcast, "w") if self.eval_model == "global" else {}
-        return put("w", pick(state, "w") | received)
+        w = pick(state, "w")
+        if self.eval_model == "global":
+            w |= pick(broadcast, "w")  # what the server does not send stays the client's own
+        return put("w", w)
 
     def predict(
         self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
     ) -> dict[str, Tensor]:
-        return {
-            "acc": torch.softmax(scoped(self.net.logits(pick(predictor, "w"), x), scope), dim=-1)
-        }
+        logits = self.net.logits(pick(predictor, "w"), x)
+        return {"acc": torch.softmax(scoped(logits, scope), dim=-1)}

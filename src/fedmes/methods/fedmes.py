@@ -1,9 +1,4 @@
-"""FedMeS: one small memory, used twice.
-
-In training it corrects gradients: a step may not raise the loss on the memory (to first order), and
-is otherwise drawn towards the received model. In prediction the memory's nearest samples vote
-beside the network; no task id is needed.
-"""
+"""FedMeS: one small memory, used twice."""
 
 from __future__ import annotations
 
@@ -29,6 +24,14 @@ MARGIN = 0.5  # of agem_margin: how much of the memory's gradient a corrected st
 
 
 class FedMeS(Voting):
+    """A small memory corrects gradients in training and votes in prediction.
+
+    A step does not raise the loss on the memory (to first order), and is otherwise pulled towards
+    the received model with strength lambda. In prediction the memory's nearest samples vote
+    together with the network; no task id is needed. "FedMeS: Personalized Federated Continual
+    Learning Leveraging Local Memory", Xie, Zhu and Li, 2024.
+    """
+
     Options = FedmesOptions
     store = "memory"
     average: ClassVar[str] = "uniform"
@@ -37,21 +40,20 @@ class FedMeS(Voting):
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.correct = CORRECTIONS[self.options.correction]
-        self.measure = (
-            None if isinstance(self.options.lambda_, float) else self.loss_of_received_model
-        )
+        if not isinstance(self.options.lambda_, float):
+            self.measure = self.loss_of_received_model
 
     def loss_of_received_model(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
+        """What lambda is computed from, summed over the round's samples."""
         logits = self.net.logits(pick(broadcast, "w"), batch.x)
-        return {
-            "loss": cross_entropy_sum(logits, batch.y, batch.mask, batch.scope),
-            "count": batch.mask.sum(),
-        }
+        loss = cross_entropy_sum(logits, batch.y, batch.mask, batch.scope)
+        return {"loss": loss, "count": batch.mask.sum()}
 
     def begin_round(
         self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
     ) -> Tensors:
-        begun = self.start(pick(broadcast if self.options.start == "global" else state, "w"))
+        source = broadcast if self.options.start == "global" else state
+        begun = self.start(pick(source, "w"))
         if isinstance(self.options.lambda_, float):
             lam = torch.full_like(begun["log.loss"], self.options.lambda_)
         else:
@@ -69,9 +71,8 @@ class FedMeS(Voting):
         w = pick(state, "w")
         g, gm, loss = self.two_gradients(w, batch, mem, ctx.key)
         direction, violated = self.correct(w, pick(broadcast, "w"), g, gm, state["lambda"])
-        return self.descend(state, direction, loss, ctx) | {
-            "log.rule2": state["log.rule2"] + violated
-        }
+        new = self.descend(state, direction, loss, ctx)
+        return new | {"log.rule2": state["log.rule2"] + violated}
 
     def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
         rule2 = state["log.rule2"] / state["log.steps"].clamp(min=1)
@@ -82,7 +83,9 @@ def coefficient(loss: Tensor, rule: str) -> Tensor:
     """lambda from the loss of the received model: 2*sigmoid(1/L), between 1 and 2; rescaled,
     between 0 and 2."""
     inverse = 1 / loss.clamp(min=1e-6)
-    return 2 * torch.sigmoid(inverse) if rule == "paper" else 2 * torch.tanh(inverse / 2)
+    if rule == "paper":
+        return 2 * torch.sigmoid(inverse)
+    return 2 * torch.tanh(inverse / 2)
 
 
 def correct(
@@ -95,23 +98,23 @@ def correct(
     constrains nothing. With a margin, rule 2 adds that much of gm, so that the step does not only
     keep the memory's loss but lowers it.
     """
-    inner, square = dot(g, gm), dot(gm, gm)
+    inner = dot(g, gm)
+    square = dot(gm, gm)
     violated = (inner < 0) & (square >= 1e-12)
     # Both rules in one expression with two scalars: half the passes over the weights of computing
     # both and choosing.
     pull = torch.where(violated, 0, lam)
     along = torch.where(violated, inner / torch.where(violated, square, 1) - margin, 0)
-    return {
-        name: g[name] + pull * (w[name] - received[name]) - along * gm[name] for name in g
-    }, violated
+    direction = {name: g[name] + pull * (w[name] - received[name]) - along * gm[name] for name in g}
+    return direction, violated
 
 
 def replay(
     w: Tensors, received: Tensors, g: Tensors, gm: Tensors, lam: Tensor
 ) -> tuple[Tensors, Tensor]:
-    """No rules: a step on batch and memory together, drawn towards the received model."""
-    never = torch.zeros_like(lam, dtype=torch.bool)
-    return {name: g[name] + gm[name] + lam * (w[name] - received[name]) for name in g}, never
+    """No rules: a step on batch and memory together, pulled towards the received model."""
+    direction = {name: g[name] + gm[name] + lam * (w[name] - received[name]) for name in g}
+    return direction, torch.zeros_like(lam, dtype=torch.bool)
 
 
 CORRECTIONS: dict[str, Callable[..., tuple[Tensors, Tensor]]] = {

@@ -1,10 +1,4 @@
-"""FedMeS+, our own: strong where nobody tells the task.
-
-The memory is replayed beside every batch, in one softmax over all classes met so far in which the
-batch's classes have no advantage from being seen so often. The model that the federation had when
-the task began teaches what earlier classes look like. Images move a little each time they are seen.
-Halfway between the client's own model and the averaged one lies the model that predicts.
-"""
+"""FedMeS+, proposed here: accurate without a task id."""
 
 from __future__ import annotations
 
@@ -26,10 +20,20 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
 SMALL = 14  # pixels; in images with fewer, one of them is too far to move
-FROM_TASK, FROM_MEMORY = 1 << 52, 1 << 53  # added to a key, from which dropout draws too
+# added to a key, from which dropout draws too
+FROM_TASK = 1 << 52
+FROM_MEMORY = 1 << 53
 
 
 class FedMeSPlus(FedAvg):
+    """Replay without a bias towards the current task, distillation, augmentation, model averaging.
+
+    The memory is replayed with every batch, in one balanced softmax over all classes met so far:
+    the batch's classes gain nothing from being more frequent. The model that the server had when
+    the task began teaches the earlier classes. Images are shifted and flipped each time they are
+    seen. The model that predicts is the mean of the client's and the server's.
+    """
+
     Options = FedmesplusOptions
     store = "memory"
     policy: ClassVar[str] = "balanced"
@@ -39,11 +43,8 @@ class FedMeSPlus(FedAvg):
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """No teacher yet: with no class known then, its term and its gradient are zero throughout
         the first task."""
-        return (
-            super().init(params, ctx)
-            | put("past.w", params)
-            | {"past.seen": torch.zeros_like(ctx.seen)}
-        )
+        past = put("past.w", params) | {"past.seen": torch.zeros_like(ctx.seen)}
+        return super().init(params, ctx) | past
 
     def begin_task(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
         return put("past.w", pick(broadcast, "w"))
@@ -54,11 +55,11 @@ class FedMeSPlus(FedAvg):
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
-        x, old = self.shown(batch.x, ctx.key + FROM_TASK), self.shown(mem.x, ctx.key + FROM_MEMORY)
+        x = self.shown(batch.x, ctx.key + FROM_TASK)
+        old = self.shown(mem.x, ctx.key + FROM_MEMORY)
         taught = self.net.logits(pick(state, "past.w"), x)
-        prior = self.options.balance * log_frequency(
-            at(ctx.classes, ctx.position), ctx.seen, taught.dtype
-        )
+        current = at(ctx.classes, ctx.position)
+        prior = self.options.balance * log_frequency(current, ctx.seen, taught.dtype)
 
         def loss(w: Tensors) -> Tensor:
             now, before = self.both_logits(w, x, old, ctx.key)
@@ -71,21 +72,26 @@ class FedMeSPlus(FedAvg):
         return self.descend(state, g, value, ctx)
 
     def shown(self, x: Tensor, key: Tensor) -> Tensor:
-        """Samples as a step sees them."""
+        """Samples as a step sees them; by default, colour images are also flipped."""
         if x.ndim != 4:
             return x
-        usual = "none" if min(x.shape[-2:]) < SMALL else "flip" if x.shape[1] == 3 else "shift"
-        augment = self.options.augment or usual
-        return x if augment == "none" else moved(x, key, augment == "flip")
+        augment = self.options.augment
+        if augment is None:
+            augment = "flip" if x.shape[1] == 3 else "shift"
+            if min(x.shape[-2:]) < SMALL:
+                return x
+        if augment == "none":
+            return x
+        return moved(x, key, augment == "flip")
 
     def both_logits(
         self, params: Tensors, x: Tensor, old: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of a batch, and of a memory batch with dropout off."""
+        """Logits of a batch, and of a memory batch with dropout off."""
         if not self.net.mapped or x.shape != old.shape:
             return self.net.logits(params, x, key), self.net.logits(params, old)
-        # Side by side and not end to end: what dropout draws for a sample must not depend on the
-        # padding before it.
+        # Stacked, not concatenated: what dropout draws for a sample must not depend on the padding
+        # before it.
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
         both = vmap(self.net.logits, in_dims=(None, 0, 0))(params, torch.stack([x, old]), keys)
         return both[0], both[1]
@@ -93,26 +99,27 @@ class FedMeSPlus(FedAvg):
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
         if self.eval_model != "halfway":
             return super().build_predictor(state, broadcast, store)
-        return put(
-            "w", {name: (p + broadcast[f"w.{name}"]) / 2 for name, p in pick(state, "w").items()}
-        )
+        w = pick(state, "w")
+        return put("w", {name: (p + broadcast[f"w.{name}"]) / 2 for name, p in w.items()})
 
 
 def log_frequency(current: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     """How often a step sees each class [C]: half of its samples are shared by the task's classes,
     half by the earlier ones. Added to logits in training, it leaves them free of it (balanced
     softmax)."""
-    classes, earlier = current.sum().clamp(min=1), (seen & ~current).sum().clamp(min=1)
+    classes = current.sum().clamp(min=1)
+    earlier = (seen & ~current).sum().clamp(min=1)
     return -torch.where(current, classes, earlier).to(dtype).log()
 
 
 def moved(x: Tensor, key: Tensor, flip: bool) -> Tensor:
-    """Images [B, C, H, W], each shifted by up to an eighth (edges go on) and, with flip, mirrored
-    or not."""
+    """Images [B, C, H, W], each shifted by up to an eighth (edge pixels are repeated) and, with
+    flip, mirrored at random."""
     height, width = x.shape[-2:]
-    # a sample's own, whoever follows
+    # a sample's numbers do not depend on the samples after it
     down, right, mirror = hashed_uniforms(key, (len(x), 3)).split(1, dim=1)
-    rows, columns = _shifted(height, down), _shifted(width, right)
+    rows = _shifted(height, down)
+    columns = _shifted(width, right)
     if flip:
         columns = torch.where(mirror < 0.5, width - 1 - columns, columns)
     x = x.gather(2, rows[:, None, :, None].expand_as(x))

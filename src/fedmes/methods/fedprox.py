@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose local loss also has mu/2 ||w - received||^2."""
+"""FedProx: FedAvg with a proximal term."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from fedmes.tensors import Tensors, pick
 
 
 class FedProx(FedAvg):
+    """The local loss also has mu/2 ||w - received||^2, which limits client drift.
+
+    "Federated Optimization in Heterogeneous Networks", Li et al., 2020.
+    """
+
     Options = FedproxOptions
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
-        w, received, mu = pick(state, "w"), pick(broadcast, "w"), self.options.mu
+        w = pick(state, "w")
+        received = pick(broadcast, "w")
+        mu = self.options.mu
         g, loss = self.gradient(w, batch, ctx.key)
-        return self.descend(
-            state, {name: g[name] + mu * (w[name] - received[name]) for name in g}, loss, ctx
-        )
+        direction = {name: g[name] + mu * (w[name] - received[name]) for name in g}
+        return self.descend(state, direction, loss, ctx)

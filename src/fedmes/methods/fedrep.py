@@ -1,5 +1,4 @@
-"""FedRep: clients share a body and keep their heads; a round trains first the head, then the body
-under it."""
+"""FedRep: clients share a body and keep their heads."""
 
 from __future__ import annotations
 
@@ -18,28 +17,33 @@ if TYPE_CHECKING:
 
 
 class FedRep(FedAvg):
-    """The averaged body predicts under the client's own head; eval.model=personal: its own body, as
-    it trained it."""
+    """An averaged body under a personal head; a round trains first the head, then the body.
+
+    The averaged body predicts; with eval.model=personal, the client's own as it trained it.
+    "Exploiting Shared Representations for Personalized Federated Learning", Collins et al., 2021.
+    """
 
     average: ClassVar[str] = "uniform"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         if not part(net.initial, "body"):
+            model = config.model.name
             raise UserError(
-                f"method {config.method}: model {config.model.name} is all head and has no body to share"
+                f"method {config.method}: model {model} is all head and has no body to share"
             )
 
     def server(self, params: Tensors) -> Tensors:
         return put("w", part(params, "body"))
 
     def fresh(self, params: Tensors) -> Tensors:
-        head, body = (self.optimizer.fresh(part(params, name)) for name in ("head", "body"))
+        head = self.optimizer.fresh(part(params, "head"))
+        body = self.optimizer.fresh(part(params, "body"))
         return put("opt.head", head) | put("opt.body", body)
 
     def move(self, state: Tensors, direction: Tensors, ctx: ClientContext) -> Tensors:
-        """Head in the first half of the epochs, body in the others; with one epoch, both in that
-        one."""
+        """The head in the first half of the epochs, the body in the others; with one epoch, both in
+        it."""
         epochs = self.config.epochs
         turns = {
             "head": ctx.epoch < (epochs + 1) // 2,
@@ -47,13 +51,13 @@ class FedRep(FedAvg):
         }
         new: Tensors = {}
         for name, turn in turns.items():
-            w, d = part(pick(state, "w"), name), part(direction, name)
+            w = part(pick(state, "w"), name)
+            d = part(direction, name)
             params, moments = self.optimizer.step(w, d, pick(state, f"opt.{name}"), ctx.lr)
             stepped = put("w", params) | put(f"opt.{name}", moments)
             # A zero gradient would not do: Adam's momentum would move what is frozen.
-            new |= {
-                entry: torch.where(turn, value, state[entry]) for entry, value in stepped.items()
-            }
+            for entry, value in stepped.items():
+                new[entry] = torch.where(turn, value, state[entry])
         return new
 
     def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:

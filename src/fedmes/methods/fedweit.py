@@ -1,11 +1,4 @@
-"""FedWeIT: weights are composed anew for each task, theta = B * s(m) + A + sum_j alpha_j KB_j.
-
-The base B is shared and averaged, sparsely: a client sends the channels that its mask m weighs
-most. Mask and adaptive part A belong to one task of one client. When a task is over, its sparse A
-goes into a knowledge base KB, from which all clients take what they weigh with alphas of their own.
-Vectors (biases, normalisation) and the head are a task's own. A task id chooses the weights that
-predict; without one, the most confident task does.
-"""
+"""FedWeIT: weights are composed for each task, theta = B * s(m) + A + sum_j alpha_j KB_j."""
 
 from __future__ import annotations
 
@@ -22,39 +15,55 @@ from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.models.functional import Net, hashed_uniforms
-from fedmes.tensors import Tensors, at, distance, pick, put
+from fedmes.tensors import Tensors, at, distance, pick, put, widened
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
 
 
 class FedWeIT(FedAvg):
+    """Federated weighted inter-client transfer: task weights from shared, own and others' parts.
+
+    The base B is shared and averaged, sparsely: a client sends the channels to which its mask m
+    gives the largest weights. Mask and adaptive part A belong to one task of one client. When a
+    task is over, its sparse A enters a knowledge base KB, of which each client takes a weighted sum
+    (alpha). Vectors (biases, normalisation) and the head belong to one task. A task id chooses the
+    weights that predict; without one, the most confident task does. "Federated Continual Learning
+    with Weighted Inter-client Transfer", Yoon et al., 2021.
+
+    A client's state: `w.*` is trained (B, m, A, alpha, own), `past.*` are the parts of its tasks so
+    far [T, ...], `start.*` is what a new task begins with, `before.*` and `hold.*` are what the
+    penalty compares B with.
+    """
+
     Options = FedweitOptions
     eval_model = "personal"
-    unused = ("train.scope",)  # a task's head is about its block
+    unused = ("train.scope",)  # a task's head is about the task's classes
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
-        self.layers = [
-            name for name, p in net.initial.items() if p.ndim > 1 and self.is_layer(name)
-        ]
+        weights = [name for name, p in net.initial.items() if p.ndim > 1]
+        self.layers = [name for name in weights if self.is_layer(name)]
         if not self.layers:
+            model = config.model.name
             raise UserError(
-                f"method {config.method}: model {config.model.name} has no hidden layer to decompose"
+                f"method {config.method}: model {model} has no hidden layer to decompose"
             )
-        self.tasks, self.clients = config.tasks, config.clients
-        # tasks of a client in the knowledge base
+        self.tasks = config.tasks
+        self.clients = config.clients
+        # tasks per client in the knowledge base
         self.depth = 1 if self.options.kb == "previous" else self.tasks
         self.past = "w.past" if self.options.retroactive else "past"  # what is under w is trained
 
     def is_layer(self, name: str) -> bool:
-        """The weight of a layer below the head; a bare parameter, such as a position embedding, is
-        none."""
+        """Is it the weight of a layer below the head? A bare parameter, such as a position
+        embedding, is not."""
         path = name.split(".")
-        plain = path[0] == "head" or (
-            "downsample" in path and not self.options.decompose_downsample
-        )
-        return "weight" in path[-1] and not plain
+        if path[0] == "head":
+            return False
+        if "downsample" in path and not self.options.decompose_downsample:
+            return False
+        return "weight" in path[-1]
 
     # --- the server: B as w.*, and the knowledge base, once for all clients -----------------------
 
@@ -62,11 +71,8 @@ class FedWeIT(FedAvg):
         base = {name: params[name] for name in self.layers}
         kb = {name: p.new_zeros(self.depth, self.clients, *p.shape) for name, p in base.items()}
         device = base[self.layers[0]].device
-        return (
-            put("w", base)
-            | put("kb", kb)
-            | {"delivered": torch.zeros(self.clients, dtype=torch.int64, device=device)}
-        )
+        delivered = torch.zeros(self.clients, dtype=torch.int64, device=device)
+        return put("w", base) | put("kb", kb) | {"delivered": delivered}
 
     def sent_down(self, server: Tensors) -> tuple[Tensors, Tensors]:
         kb = put("kb", pick(server, "kb"))
@@ -81,17 +87,13 @@ class FedWeIT(FedAvg):
         here = (torch.arange(self.depth, device=slot.device)[:, None] == slot) & delivers
         new = {"delivered": server["delivered"] + delivers}
         for name in self.layers:
-            new[f"w.{name}"] = average_of_sent(
-                uploads[f"w.{name}"], uploads[f"w.{name}#mask"], present
-            )
-            a, kb = uploads[f"A.{name}"], server[f"kb.{name}"]
-            new[f"kb.{name}"] = torch.where(
-                here.reshape(*here.shape, *(1 for _ in a.shape[1:])), a, kb
-            )
+            sent_base = uploads[f"w.{name}"]
+            new[f"w.{name}"] = average_of_sent(sent_base, uploads[f"w.{name}#mask"], present)
+            kb = server[f"kb.{name}"]
+            new[f"kb.{name}"] = torch.where(widened(here, kb), uploads[f"A.{name}"], kb)
         return new
 
-    # --- a client: w.* is trained, past.* are its tasks so far, start.* what a new task begins with
-    # ------------------
+    # --- a client's training ----------------------------------------------------------------------
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         base = {name: params[name] for name in self.layers}
@@ -99,122 +101,114 @@ class FedWeIT(FedAvg):
         mask = {name: torch.zeros_like(p.flatten(1)[:, 0]) for name, p in base.items()}
         alpha = {name: p.new_zeros(self.depth * self.clients) for name, p in base.items()}
         start = put("A", {name: p / 3 for name, p in base.items()}) | put("own", own)
-        archive = (
-            put(f"{self.past}.m", mask)
-            | put(f"{self.past}.A", base)
-            | put("past.kb", base)
-            | put("past.own", own)
-        )
-        archive = {
-            name: torch.zeros_like(p).expand(self.tasks, *p.shape).clone()
-            for name, p in archive.items()
-        }
-        w = put("B", base) | put("m", mask) | put("alpha", alpha) | start | pick(archive, "w")
-        before = put("before.B", base) | (put("before.theta", pick(archive, "w.past.A")))
-        done = torch.zeros_like(ctx.blocks[:, 0])
-        return (
-            self.start(w)
-            | archive
-            | put("start", start)
-            | put("hold", mask)
-            | before
-            | {"past.done": done}
-        )
+        past = self.empty_past(base, mask, own)
+        w = put("B", base) | put("m", mask) | put("alpha", alpha) | start | pick(past, "w")
+        state = self.start(w) | past | put("start", start) | put("hold", mask)
+        state |= put("before.B", base) | put("before.theta", pick(past, "w.past.A"))
+        return state | {"past.done": torch.zeros_like(ctx.blocks[:, 0])}
+
+    def empty_past(self, base: Tensors, mask: Tensors, own: Tensors) -> Tensors:
+        """Room for the parts of all tasks, [T, ...]."""
+        parts = put(f"{self.past}.m", mask) | put(f"{self.past}.A", base)
+        parts |= put("past.kb", base) | put("past.own", own)
+        room: Tensors = {}
+        for name, p in parts.items():
+            room[name] = torch.zeros_like(p).expand(self.tasks, *p.shape).clone()
+        return room
 
     def begin_task(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
-        """A fresh mask, part and head; and what holds B in place: B as it is, before the server's
-        is taken over."""
+        """A new mask, adaptive part and head; the penalty holds B where it is now, before the
+        server's is taken over."""
         new = put("before.B", pick(state, "w.B")) | put("w", pick(state, "start"))
-        later = state["past.done"].any()  # in the first task there is nothing to take from others
+        later = state["past.done"].any()  # a client's first task takes nothing from others
         for i, name in enumerate(self.layers):
             new[f"w.m.{name}"] = small(ctx.key + (2 * i << 32), state[f"w.m.{name}"])
             alpha = small(ctx.key + (2 * i + 1 << 32), state[f"w.alpha.{name}"])
             new[f"w.alpha.{name}"] = torch.where(later, alpha, 0)
             if self.options.retroactive:
-                parts = state[f"w.past.m.{name}"], state[f"w.past.A.{name}"]
-                new[f"before.theta.{name}"] = vmap(compose, in_dims=(None, 0, 0))(
-                    state[f"w.B.{name}"], *parts
-                )
+                m = state[f"w.past.m.{name}"]
+                a = state[f"w.past.A.{name}"]
+                new[f"before.theta.{name}"] = compose_each(state[f"w.B.{name}"], m, a)
         return new
 
     def begin_round(
         self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
     ) -> Tensors:
-        base = {
-            f"B.{name}": receive(state[f"w.B.{name}"], broadcast[f"w.{name}"])
-            for name in self.layers
-        }
-        return self.start(pick(state, "w") | base)
+        w = pick(state, "w")
+        for name in self.layers:
+            w[f"B.{name}"] = receive(w[f"B.{name}"], broadcast[f"w.{name}"])
+        return self.start(w)
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
-        # a task's head is about its own classes
-        block = at(ctx.blocks, ctx.position).expand_as(batch.scope)
+        # a task's head is about the task's classes
+        scope = at(ctx.blocks, ctx.position).expand_as(batch.scope)
 
         def loss(w: Tensors) -> tuple[Tensor, Tensor]:
-            theta = {name: self.weights(w, state, broadcast, name) for name in self.layers} | pick(
-                w, "own"
-            )
-            ce = cross_entropy(self.net.logits(theta, batch.x, ctx.key), batch.y, batch.mask, block)
+            theta = {name: self.weights(w, state, broadcast, name) for name in self.layers}
+            logits = self.net.logits(theta | pick(w, "own"), batch.x, ctx.key)
+            ce = cross_entropy(logits, batch.y, batch.mask, scope)
             return ce + self.penalty(w, state), ce
 
         g, (_, ce) = self.net.gradient(loss, pick(state, "w"), has_aux=True)
         return self.descend(state, g, ce, ctx)
 
     def weights(self, w: Tensors, state: Tensors, broadcast: Tensors, name: str) -> Tensor:
+        """theta of a layer, B * s(m) + A + sum_j alpha_j KB_j."""
         own = compose(w[f"B.{name}"], w[f"m.{name}"], w[f"A.{name}"])
-        # in its first task a client is on its own
+        # a client's first task takes nothing from others
         alpha = torch.where(state["past.done"].any(), w[f"alpha.{name}"], 0)
         return own + from_others(alpha, broadcast[f"kb.{name}"])
 
     def penalty(self, w: Tensors, state: Tensors) -> Tensor:
         """Small masks, small and few adaptive weights, and a B that leaves earlier tasks' weights
         where they were."""
-        o, total = self.options, torch.zeros_like(state["log.loss"])
-        done = state["past.done"]
+        o = self.options
+        total = torch.zeros_like(state["log.loss"])
+        later = state["past.done"].any()
         for name in self.layers:
-            b, m, a = w[f"B.{name}"], w[f"m.{name}"], w[f"A.{name}"]
-            if o.retroactive:  # masks and parts of earlier tasks may follow B
-                parts = w[f"past.m.{name}"], w[f"past.A.{name}"]
-                drift = (
-                    vmap(compose, in_dims=(None, 0, 0))(b, *parts) - state[f"before.theta.{name}"]
-                )
-                each = o.l2 * vmap(l2)(drift) + o.l1 * parts[1].abs().flatten(1).sum(1)
-                earlier = torch.where(done, each, 0).sum()
-            else:  # the same with masks and parts as they are: only B moves
-                earlier = o.l2 * held(b - state[f"before.B.{name}"], state[f"hold.{name}"])
+            m = w[f"m.{name}"]
+            a = w[f"A.{name}"]
+            forgetting = self.forgetting(w, state, name)
             total = total + o.wd * (l2(a) + l2(m)) + o.l1 * a.abs().sum()
-            total = total + torch.where(done.any(), earlier, o.wd * l2(b))
+            total = total + torch.where(later, forgetting, o.wd * l2(w[f"B.{name}"]))
         return total
 
+    def forgetting(self, w: Tensors, state: Tensors, name: str) -> Tensor:
+        """How far a layer's weights of all earlier tasks have moved since the task began."""
+        o = self.options
+        b = w[f"B.{name}"]
+        if not o.retroactive:  # masks and parts of earlier tasks are fixed: only B moves
+            return o.l2 * held(b - state[f"before.B.{name}"], state[f"hold.{name}"])
+        a = w[f"past.A.{name}"]  # masks and parts of earlier tasks may follow B
+        drift = compose_each(b, w[f"past.m.{name}"], a) - state[f"before.theta.{name}"]
+        by_task = o.l2 * vmap(l2)(drift) + o.l1 * a.abs().flatten(1).sum(1)
+        return torch.where(state["past.done"], by_task, 0).sum()
+
     def end_round(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
-        """Put the task's parts where prediction looks for them; what others contributed is added up
-        once for all."""
-        others = {
-            name: from_others(state[f"w.alpha.{name}"], broadcast[f"kb.{name}"])
-            for name in self.layers
-        }
-        parts = put(f"{self.past}.m", pick(state, "w.m")) | put(
-            f"{self.past}.A", pick(state, "w.A")
-        )
+        """Store the task's parts for prediction; the sum over others' parts is taken once."""
+        others: Tensors = {}
+        for name in self.layers:
+            others[name] = from_others(state[f"w.alpha.{name}"], broadcast[f"kb.{name}"])
+        parts = put(f"{self.past}.m", pick(state, "w.m"))
+        parts |= put(f"{self.past}.A", pick(state, "w.A"))
         parts |= put("past.kb", others) | put("past.own", pick(state, "w.own"))
         return {name: write(state[name], part, ctx.position) for name, part in parts.items()}
 
     def end_task(self, state: Tensors, ctx: ClientContext) -> Tensors:
-        hold = {
-            name: state[f"hold.{name}"] + torch.sigmoid(m) ** 2
-            for name, m in pick(state, "w.m").items()
-        }
-        return put("hold", hold) | {
-            "past.done": write(state["past.done"], torch.ones_like(ctx.first), ctx.position)
-        }
+        new: Tensors = {}
+        for name, m in pick(state, "w.m").items():
+            new[f"hold.{name}"] = state[f"hold.{name}"] + torch.sigmoid(m) ** 2
+        done = write(state["past.done"], torch.ones_like(ctx.first), ctx.position)
+        return new | {"past.done": done}
 
     def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
         up: Tensors = {}
         for name in self.layers:
-            b, a = state[f"w.B.{name}"], state[f"w.A.{name}"]
-            channels = by_channel(heaviest(state[f"w.m.{name}"], self.options.sparsity), b)
+            b = state[f"w.B.{name}"]
+            a = state[f"w.A.{name}"]
+            channels = widened(heaviest(state[f"w.m.{name}"], self.options.sparsity), b)
             part = (a.abs() > self.options.l1) & ctx.last
             up |= {f"w.{name}": torch.where(channels, b, 0), f"w.{name}#mask": channels}
             up |= {f"A.{name}": torch.where(part, a, 0), f"A.{name}#mask": part}
@@ -237,75 +231,74 @@ class FedWeIT(FedAvg):
             b = state[f"w.B.{name}"]
             if self.eval_model == "global":
                 b = receive(b, broadcast[f"w.{name}"])
-            parts = (
-                state[f"{self.past}.m.{name}"],
-                state[f"{self.past}.A.{name}"],
-                state[f"past.kb.{name}"],
-            )
-            theta[name] = vmap(of_task, in_dims=(0, 0, 0, None))(*parts, b)
+            m = state[f"{self.past}.m.{name}"]
+            a = state[f"{self.past}.A.{name}"]
+            kb = state[f"past.kb.{name}"]
+            theta[name] = vmap(of_task, in_dims=(0, 0, 0, None))(m, a, kb, b)
         return put("w", theta | pick(state, "past.own")) | {"done": state["past.done"]}
 
     def predict(
         self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
     ) -> dict[str, Tensor]:
         logits = self.net.logits_of_each(pick(predictor, "w"), x)  # [T, B, C]
-        # Not told, a task answers with classes that the client has there: of others its head has
-        # seen no sample.
+        # Without a task id, a task's candidates are the classes that the client has there: of the
+        # others its head has seen no sample.
         among = torch.where(task < 0, ctx.classes, ctx.blocks)
         inside = (among & scope & predictor["done"][:, None])[:, None]
         p = torch.softmax(scoped(logits, inside), dim=-1) * inside
-        sure = p.amax(-1).argmax(0)  # [B], the most confident task
-        chosen = torch.where(task < 0, sure, task.clamp(min=0))
+        confident = p.amax(-1).argmax(0)  # [B], the most confident task
+        chosen = torch.where(task < 0, confident, task.clamp(min=0))
         return {"acc": p.take_along_dim(chosen[None, :, None], dim=0)[0]}
 
 
-# --- the pieces -----------------------------------------------------------------------------------
-
-
-def by_channel(values: Tensor, weight: Tensor) -> Tensor:
-    """One value for each output channel, to stand beside a weight."""
-    return values.reshape(-1, *(1 for _ in weight.shape[1:]))
+# --- the formulas ---------------------------------------------------------------------------------
 
 
 def compose(base: Tensor, mask: Tensor, part: Tensor) -> Tensor:
-    return base * by_channel(torch.sigmoid(mask), base) + part
+    """B * s(m) + A, with one mask value per output channel."""
+    return base * widened(torch.sigmoid(mask), base) + part
+
+
+def compose_each(base: Tensor, masks: Tensor, parts: Tensor) -> Tensor:
+    """B * s(m) + A for the masks and adaptive parts of several tasks, [T, ...]."""
+    return vmap(compose, in_dims=(None, 0, 0))(base, masks, parts)
 
 
 def from_others(alpha: Tensor, kb: Tensor) -> Tensor:
     """sum_j alpha_j KB_j, for a knowledge base [task, client, ...].
 
-    No matrix product: its gradient to alpha would be one with millions of elements on the inner
-    axis and a hundred in the result, which a GPU's library walks from end to end on a single
-    multiprocessor. A compiler makes this one pass.
+    No matrix product: its gradient to alpha would have millions of elements on the inner axis and
+    a hundred in the result, which a GPU's library computes on a single multiprocessor. A compiler
+    makes this one pass.
     """
     parts = kb.flatten(0, 1)
-    return (alpha.reshape(-1, *(1 for _ in kb.shape[2:])) * parts).sum(0)
+    return (widened(alpha, parts) * parts).sum(0)
 
 
 def held(change: Tensor, hold: Tensor) -> Tensor:
     """How far the weights of all earlier tasks have moved with B: l2 of change * s(m), summed over
     their masks."""
-    return 0.5 * (change**2 * by_channel(hold, change)).sum()
+    return 0.5 * (change**2 * widened(hold, change)).sum()
 
 
 def heaviest(mask: Tensor, sparsity: float) -> Tensor:
     """The channels that are sent: those above the mask's quantile, by absolute value.
 
-    NaN counts as above: who has diverged sends it, and is left out, rather than sending nothing as
-    if all were well.
+    NaN counts as above: a client that has diverged sends it and is rejected, instead of sending
+    nothing as if all were well.
     """
     weight = mask.abs()
     return ~(weight <= weight.sort().values[math.floor(sparsity * len(mask))])
 
 
 def average_of_sent(values: Tensor, sent: Tensor, present: Tensor) -> Tensor:
-    """Channel by channel the mean over those who sent it; 0 where nobody did."""
-    counts = sent & present.reshape(-1, *(1 for _ in sent.shape[1:]))
+    """The mean of each channel over the clients that sent it; 0 where none did."""
+    counts = sent & widened(present, sent)
     return torch.where(counts, values, 0).sum(0) / counts.sum(0).clamp(min=1)
 
 
 def receive(own: Tensor, received: Tensor) -> Tensor:
-    """What nobody sent (exactly 0) stays the client's own."""
+    """What no client sent (exactly 0) stays the client's own."""
     return torch.where(received == 0, own, received)
 
 
@@ -320,6 +313,6 @@ def small(key: Tensor, like: Tensor) -> Tensor:
 
 
 def write(table: Tensor, row: Tensor, position: Tensor) -> Tensor:
-    """The table with another row at this position."""
+    """The table [T, ...] with another row at this index."""
     places = torch.arange(len(table), device=table.device) == position
-    return torch.where(places.reshape(-1, *(1 for _ in row.shape)), row, table)
+    return torch.where(widened(places, table), row, table)

@@ -1,5 +1,4 @@
-"""FLwF: FedAvg without forgetting by distillation. A client's past model, its own at the end of the
-task before, teaches the classes known then; in FLwF-2T the received model is a second teacher."""
+"""FLwF and FLwF-2T: FedAvg with distillation from past models."""
 
 from __future__ import annotations
 
@@ -17,16 +16,19 @@ from fedmes.tensors import Tensors, pick, put
 
 
 class FLwF(FedAvg):
+    """Federated learning without forgetting: the client's past model is a teacher.
+
+    The model at the end of the task before teaches the classes known then. "A Distillation-Based
+    Approach Integrating Continual Learning and Federated Learning", Usmanova et al., 2021.
+    """
+
     Options: ClassVar[type[MethodOptions]] = FlwfOptions
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """No past yet: with no class known then, its term and its gradient are zero throughout the
         first task."""
-        return (
-            super().init(params, ctx)
-            | put("past.w", params)
-            | {"past.seen": torch.zeros_like(ctx.seen)}
-        )
+        past = put("past.w", params) | {"past.seen": torch.zeros_like(ctx.seen)}
+        return super().init(params, ctx) | past
 
     def end_task(self, state: Tensors, ctx: ClientContext) -> Tensors:
         return put("past.w", pick(state, "w")) | {"past.seen": ctx.seen}
@@ -35,13 +37,13 @@ class FLwF(FedAvg):
         self, state: Tensors, broadcast: Tensors, batch: Batch, ctx: ClientContext
     ) -> Callable[[Tensor], Tensor]:
         """What a step minimises, as a function of the student's logits."""
-        options, past = self.options, self.net.logits(pick(state, "past.w"), batch.x)
+        options = self.options
+        past = self.net.logits(pick(state, "past.w"), batch.x)
 
         def loss(logits: Tensor) -> Tensor:
             ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)
-            return ce + options.alpha * distillation(
-                past, logits, state["past.seen"], batch.mask, options.temp
-            )
+            kd = distillation(past, logits, state["past.seen"], batch.mask, options.temp)
+            return ce + options.alpha * kd
 
         return loss
 
@@ -49,28 +51,28 @@ class FLwF(FedAvg):
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
         loss = self.loss(state, broadcast, batch, ctx)
-        g, value = self.net.gradient(
-            lambda w: loss(self.net.logits(w, batch.x, ctx.key)), pick(state, "w")
-        )
+
+        def loss_of_weights(w: Tensors) -> Tensor:
+            return loss(self.net.logits(w, batch.x, ctx.key))
+
+        g, value = self.net.gradient(loss_of_weights, pick(state, "w"))
         return self.descend(state, g, value, ctx)
 
 
 class FLwF2T(FLwF):
+    """FLwF with two teachers: the past model, and the received one for all classes seen."""
+
     Options = Flwf2tOptions
 
     def loss(
         self, state: Tensors, broadcast: Tensors, batch: Batch, ctx: ClientContext
     ) -> Callable[[Tensor], Tensor]:
-        """In the first task the past's term is zero and the other two keep the weights they
-        have."""
-        alpha, beta, temp = (
-            self.options.alpha,
-            self.options.beta,
-            self.options.temp,
-        )
-        past, server = (
-            self.net.logits(w, batch.x) for w in (pick(state, "past.w"), pick(broadcast, "w"))
-        )
+        """In the first task the past's term is zero; the weights of the other two stay."""
+        alpha = self.options.alpha
+        beta = self.options.beta
+        temp = self.options.temp
+        past = self.net.logits(pick(state, "past.w"), batch.x)
+        server = self.net.logits(pick(broadcast, "w"), batch.x)
 
         def loss(logits: Tensor) -> Tensor:
             ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)

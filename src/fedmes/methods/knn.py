@@ -1,27 +1,21 @@
-"""The memory that votes: the nearest stored samples of a query, and how their votes join the
-network's."""
+"""The memory that votes: nearest stored samples, and how their votes join the network's."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedmes.methods.base import Batch
+from fedmes.methods.base import Batch, ClientContext
+from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import is_right, scoped
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, pick
 
 if TYPE_CHECKING:
-    from fedmes.config.training_options import KNN
-from typing import TYPE_CHECKING, ClassVar
-
-from fedmes.methods.base import ClientContext
-from fedmes.methods.fedavg import FedAvg
-
-if TYPE_CHECKING:
     from fedmes.config.options import Config
+    from fedmes.config.training_options import KNN
 
 
 # --- nearest neighbours ---------------------------------------------------------------------------
@@ -46,11 +40,13 @@ def kernel_exponent(distances: Tensor, kernel: str, dimension: int) -> Tensor:
     if kernel == "exp_d":
         return -distances
     square = distances * distances
-    return -square if kernel == "exp_d2" else -square / dimension
+    if kernel == "exp_d2":
+        return -square
+    return -square / dimension
 
 
 def votes(exponent: Tensor, labels: Tensor, scope: Tensor) -> tuple[Tensor, Tensor]:
-    """Class shares [B, C] of the neighbours whose label is in scope, and whether there was any such
+    """Class shares [B, C] of the neighbours with a label in scope, and whether there was any such
     neighbour [B].
 
     The largest exponent is subtracted first and votes out of scope are dropped before anything is
@@ -69,98 +65,84 @@ GRID = tuple(i / 10 for i in range(11))  # the thetas that tuning chooses from
 
 
 class MemoryVote:
-    """p = theta * votes + (1 - theta) * softmax, both within the scope; without a vote there, the
-    network alone."""
+    """p = theta * votes + (1 - theta) * softmax, both within the scope; without a neighbour there,
+    the network alone."""
 
     def __init__(self, net: Net, knn: KNN, k: int = 9, kernel: str = "exp_d") -> None:
-        """`k` and `kernel` are the method's own, for where the user leaves them out."""
+        """`k` and `kernel`: the method's defaults."""
         self.net = net
-        self.k, self.kernel = knn.k or k, knn.kernel or kernel
+        self.k = knn.k or k
+        self.kernel = knn.kernel or kernel
         self.theta = 0.5 if knn.theta == "tuned" else float(knn.theta)
 
     def build_predictor(self, params: Tensors, store: Batch) -> Tensors:
-        """The store's embeddings, computed once for a model; `theta` is an entry because tuning
-        sets it per client."""
+        """The store's embeddings, computed once per model; `theta` is an entry because tuning sets
+        it per client."""
         z = self.net.embedding(params, store.x)
         theta = torch.full_like(z.flatten()[:1].sum(), self.theta)
         return {"store.z": z, "store.y": store.y, "store.mask": store.mask, "theta": theta}
 
-    def consult(self, predictor: Tensors, x: Tensor, scope: Tensor) -> Tensors:
-        """The network's probabilities "nolip" [B, C], the memory's "memory" [B, C], whether the
-        memory "voted" [B], and the nearest stored samples: "distance" and "index" [B, K]."""
+    def probabilities(self, predictor: Tensors, x: Tensor, scope: Tensor) -> Tensors:
+        """The network's class probabilities "nolip" [B, C], the memory's "memory" [B, C], whether
+        the memory "voted" [B], and the nearest stored samples: "distance" and "index" [B, K]."""
         logits, query = self.net.logits_and_embedding(pick(predictor, "w"), x)
         network = torch.softmax(scoped(logits, scope), dim=-1)
         if predictor["store.y"].shape[0] == 0:
-            nobody = query[:, :0]
-            memory, voted = (
-                torch.zeros_like(network),
-                torch.zeros_like(query[:, 0], dtype=torch.bool),
-            )
-            return {
-                "nolip": network,
-                "memory": memory,
-                "voted": voted,
-                "distance": nobody,
-                "index": nobody.long(),
-            }
-        far, index = neighbours(query, predictor["store.z"], predictor["store.mask"] > 0, self.k)
-        exponent = kernel_exponent(far, self.kernel, query.shape[-1])
-        memory, voted = votes(exponent, predictor["store.y"][index], scope)
+            far = query[:, :0]
+            index = far.long()
+            memory = torch.zeros_like(network)
+            voted = torch.zeros_like(query[:, 0], dtype=torch.bool)
+        else:
+            valid = predictor["store.mask"] > 0
+            far, index = neighbours(query, predictor["store.z"], valid, self.k)
+            exponent = kernel_exponent(far, self.kernel, query.shape[-1])
+            memory, voted = votes(exponent, predictor["store.y"][index], scope)
         return {"nolip": network, "memory": memory, "voted": voted, "distance": far, "index": index}
-
-    def opinions(
-        self, predictor: Tensors, x: Tensor, scope: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The network's probabilities [B, C], the memory's [B, C], and whether the memory has one
-        [B]."""
-        found = self.consult(predictor, x, scope)
-        return found["nolip"], found["memory"], found["voted"]
 
     def explain(self, predictor: Tensors, x: Tensor, scope: Tensor) -> Tensors:
         """The mixture as "acc", and all that it is made of."""
-        found = self.consult(predictor, x, scope)
-        return found | {
-            "acc": mix(found["nolip"], found["memory"], found["voted"], predictor["theta"])
-        }
+        p = self.probabilities(predictor, x, scope)
+        return p | {"acc": mix(p["nolip"], p["memory"], p["voted"], predictor["theta"])}
 
     def predict(self, predictor: Tensors, x: Tensor, scope: Tensor) -> dict[str, Tensor]:
-        said = self.explain(predictor, x, scope)
-        return {"acc": said["acc"], "nolip": said["nolip"]}
+        """The mixture as "acc", and the network alone as "nolip"."""
+        p = self.explain(predictor, x, scope)
+        return {"acc": p["acc"], "nolip": p["nolip"]}
 
     def tune(self, predictor: Tensors, batch: Batch, scope: Tensor) -> Tensors:
         """How many held-back samples each theta of the grid gets right."""
-        network, memory, voted = self.opinions(predictor, batch.x, scope)
-        right = [
-            (
-                is_right(mix(network, memory, voted, network.new_tensor(theta)), batch.y)
-                * batch.mask
-            ).sum()
-            for theta in GRID
-        ]
+        p = self.probabilities(predictor, batch.x, scope)
+        right = []
+        for theta in GRID:
+            mixed = mix(p["nolip"], p["memory"], p["voted"], p["nolip"].new_tensor(theta))
+            right.append((is_right(mixed, batch.y) * batch.mask).sum())
         return {"right": torch.stack(right)}
 
     def apply_tuning(self, predictor: Tensors, sums: Tensors) -> Tensors:
-        """The best theta; among equals the one nearest to 0.5, since a few samples decide
-        little."""
+        """The best theta; of equals the one nearest to 0.5, since a few samples decide little."""
         grid = torch.tensor(GRID, dtype=predictor["theta"].dtype, device=predictor["theta"].device)
         best = (sums["right"] - 1e-3 * (grid - 0.5).abs()).argmax(dim=0, keepdim=True)
         return {"theta": grid.gather(0, best)[0]}
 
 
 def mix(network: Tensor, memory: Tensor, voted: Tensor, theta: Tensor) -> Tensor:
+    """theta * memory + (1 - theta) * network [B, C]; the network alone where nothing voted [B]."""
     theta = torch.where(voted, theta, 0)[:, None]
     return theta * memory + (1 - theta) * network
 
 
 class Voting(FedAvg):
-    # the paper's settings of the vote, unless knn.k and knn.kernel say otherwise
+    """FedAvg with a memory that votes in prediction: the base of FedMeS and kNN-Per."""
+
+    # the paper's values; knn.k and knn.kernel override them
     k: ClassVar[int] = 9
     kernel: ClassVar[str] = "exp_d"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.vote = MemoryVote(net, config.knn, self.k, self.kernel)
-        self.tune = self.vote.tune if config.knn.theta == "tuned" else None
+        if config.knn.theta == "tuned":
+            self.tune = self.vote.tune
         self.resolved_options = {"knn.k": self.vote.k, "knn.kernel": self.vote.kernel}
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:

@@ -1,5 +1,4 @@
-"""kNN-Per: training is FedAvg's; in prediction the nearest stored samples, seen by the global
-model, vote beside it."""
+"""kNN-Per: FedAvg, and nearest stored samples vote in prediction."""
 
 from __future__ import annotations
 
@@ -14,6 +13,11 @@ if TYPE_CHECKING:
 
 
 class KNNPer(Voting):
+    """Training is FedAvg's; the nearest stored samples, embedded by the global model, vote with it.
+
+    "Personalized Federated Learning through Local Memorization", Marfoq et al., 2022.
+    """
+
     Options = KnnperOptions
     k: ClassVar[int] = 7
     kernel: ClassVar[str] = "knnper"

@@ -1,5 +1,4 @@
-"""Three ways without a federation, to compare with: each client alone, alone with replay, alone on
-all its data."""
+"""Three baselines without a federation: each client alone, with replay, and on all its data."""
 
 from __future__ import annotations
 
@@ -18,16 +17,18 @@ if TYPE_CHECKING:
 
 
 class Local(FedAvg):
-    """Nothing is sent either way: every round goes on from the client's own model."""
+    """Each client alone, task after task: nothing is sent, every round continues from its model.
+
+    The lower bound of continual learning without a federation.
+    """
 
     eval_model = "personal"
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         if self.eval_model == "global":
-            raise UserError(
-                f"eval.model: method {config.method} has no global model; leave the option out"
-            )
+            name = config.method
+            raise UserError(f"eval.model: method {name} has no global model; leave the option out")
 
     def server(self, params: Tensors) -> Tensors:
         return {}
@@ -45,7 +46,8 @@ class Local(FedAvg):
 
 
 class LocalER(Local):
-    """Experience replay: each step is on a batch of the task and a batch of the memory."""
+    """Experience replay, each client alone: a step is on a batch of the task and one of the memory
+    ("On Tiny Episodic Memories in Continual Learning", Chaudhry et al., 2019)."""
 
     store = "memory"
 
@@ -57,7 +59,6 @@ class LocalER(Local):
 
 
 class Joint(Local):
-    """An epoch walks the samples of all tasks so far: nothing is forgotten, and nothing is learned
-    from others."""
+    """An epoch iterates over the samples of all tasks so far: no forgetting, and no federation."""
 
     epoch_over: ClassVar[str] = "seen"

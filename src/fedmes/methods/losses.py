@@ -1,5 +1,4 @@
-"""Losses and right answers among the classes in scope, as pure functions that run under
-`torch.func.vmap`."""
+"""Losses and right predictions among the classes in scope, for use under `torch.func.vmap`."""
 
 from __future__ import annotations
 
@@ -10,18 +9,18 @@ OUT_OF_SCOPE = -1e9  # a logit that no softmax sees; finite, so that padding nev
 
 
 def scoped(logits: Tensor, scope: Tensor) -> Tensor:
-    """Logits with everything outside the scope out of reach of softmax and arg-max."""
+    """Logits; outside the scope so low that softmax and arg-max ignore them."""
     return torch.where(scope, logits, OUT_OF_SCOPE)
 
 
 def is_right(p: Tensor, y: Tensor) -> Tensor:
-    """Is the likeliest class the right one? Never where probabilities [..., B, C] are no numbers,
-    whose arg-max would be class 0."""
+    """Is the likeliest class the right one? Never where probabilities [..., B, C] are not finite:
+    their arg-max would be class 0."""
     return (p.argmax(-1) == y) & ~undefined(p)
 
 
 def undefined(p: Tensor) -> Tensor:
-    """Which of some probabilities [..., B, C] are no numbers."""
+    """Which predictions [..., B, C] are not finite."""
     return ~torch.isfinite(p).all(-1)
 
 
@@ -40,9 +39,9 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor, scope: Tensor) -> Ten
 def distillation(
     teacher: Tensor, student: Tensor, scope: Tensor, mask: Tensor, temp: float
 ) -> Tensor:
-    """Mean cross-entropy of the real samples against the teacher's softmax instead of labels: both
-    softmaxes at a temperature and over the classes in scope. With no class in scope it is 0, and so
-    is its gradient."""
+    """Mean cross-entropy of the real samples against the teacher's softmax instead of labels, both
+    at a temperature and over the classes in scope. Without a class in scope, loss and gradient are
+    0."""
     p = torch.softmax(scoped(teacher / temp, scope), dim=-1)
     log_q = torch.log_softmax(scoped(student / temp, scope), dim=-1)
     loss = -torch.where(scope, p * log_q, 0).sum(-1)

@@ -1,5 +1,7 @@
-"""SGD and Adam as pure functions of (state, gradient), which `torch.func.vmap` can map over
-clients."""
+"""SGD and Adam as pure functions, which `torch.func.vmap` can map over clients.
+
+An optimizer's state is ordinary entries of the client's state.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ from torch import Tensor
 
 from fedmes.tensors import Tensors, put
 
-# --- optimizers: state is ordinary entries, moved along with the rest -----------------------------
-
 
 class Optimizer(Protocol):
+    """What a method needs of an optimizer."""
+
     def fresh(self, params: Tensors) -> Tensors:
         """State before the first step."""
 
@@ -24,6 +26,8 @@ class Optimizer(Protocol):
 
 
 class SGD:
+    """Plain stochastic gradient descent."""
+
     def fresh(self, params: Tensors) -> Tensors:
         return {}
 
@@ -34,7 +38,11 @@ class SGD:
 
 
 class Adam:
-    beta1, beta2, eps = 0.9, 0.999, 1e-8
+    """Adam (Kingma and Ba, 2015) with the usual constants."""
+
+    beta1 = 0.9
+    beta2 = 0.999
+    eps = 1e-8
 
     def fresh(self, params: Tensors) -> Tensors:
         zeros = {name: torch.zeros_like(p) for name, p in params.items()}
@@ -44,11 +52,12 @@ class Adam:
     def step(
         self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor
     ) -> tuple[Tensors, Tensors]:
-        # c = 1 - beta**t, step by step: taken as a difference in float32 it would lose four digits
-        # at first
+        # c = 1 - beta**t, step by step: as a difference in float32 it would lose four digits at
+        # first
         c1 = self.beta1 * state["c1"] + (1 - self.beta1)
         c2 = self.beta2 * state["c2"] + (1 - self.beta2)
-        rate, root = lr / c1, c2.sqrt()
+        rate = lr / c1
+        root = c2.sqrt()
         new: Tensors = {}
         changed: Tensors = {"c1": c1, "c2": c2}
         for name, p in params.items():
@@ -56,7 +65,8 @@ class Adam:
             m = torch.lerp(state[f"m.{name}"], d, 1 - self.beta1)
             v = torch.lerp(state[f"v.{name}"], d * d, 1 - self.beta2)
             new[name] = p - rate * root * (m / (v.sqrt() + self.eps * root))
-            changed[f"m.{name}"], changed[f"v.{name}"] = m, v
+            changed[f"m.{name}"] = m
+            changed[f"v.{name}"] = v
         return new, changed
 
 
