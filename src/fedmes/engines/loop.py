@@ -153,7 +153,7 @@ class LoopEngine:
             updates[k] = Update(broken(up) if work.broken else up, len(work.samples))
             report = {name: float(value) for name, value in method.report(state, broadcast).items()}
             seconds = time.perf_counter() - start
-            received = each_round + work.first * first_round
+            received = each_round + int(work.first) * first_round
             sent = int(wire.size(up))
             done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
         server, left_out = aggregate_round(
