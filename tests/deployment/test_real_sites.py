@@ -131,7 +131,7 @@ def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatc
         patch.setattr(client_dir, "save_model", full_at_the_server)
         with pytest.raises(
             UserError,
-            match=r"the results cannot be written .*No space.* to go on: start the run again",
+            match=r"the results cannot be written .*No space.* to resume: start the run again",
         ):
             server.serve(inprocess.at_sites(folders), agreed, out)
     assert np.isfinite(

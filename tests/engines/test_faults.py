@@ -272,20 +272,20 @@ def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
     def row(seed, client, position, index, seconds):
         return RoundRow(seed, client, position, index, {}, 0, 0, seconds)
 
-    made.enter([row(0, 0, 0, 0, 1.0), row(1, 0, 0, 0, 5.0)], [])
-    made.enter([row(0, 0, 0, 1, 2.0), row(0, 1, 0, 0, 8.0)], [])
+    made.record([row(0, 0, 0, 0, 1.0), row(1, 0, 0, 0, 5.0)], [])
+    made.record([row(0, 0, 0, 1, 2.0), row(0, 1, 0, 0, 8.0)], [])
     arrays, about = made.save()
     resumed = recorder("staggered", seeds=[0, 7])
     resumed.restore(arrays, about)
     for one in (made, resumed):
-        one.enter([row(0, 0, 1, 0, 4.0), row(0, 1, 0, 1, 3.0)], [])
+        one.record([row(0, 0, 1, 0, 4.0), row(0, 1, 0, 1, 3.0)], [])
         assert one.result(1, [], Origin()).seconds["slowest_client"] == (1 + 8 + 4 + 5) / 2
 
 
 def test_a_checkpoint_of_old_knows_what_was_slowest_in_lock_step():
     made = recorder("lockstep")
     for g, seconds in enumerate(((1.0, 3.0), (4.0, 2.0))):
-        made.enter([RoundRow(0, k, 0, g, {}, 0, 0, seconds[k]) for k in (0, 1)], [])
+        made.record([RoundRow(0, k, 0, g, {}, 0, 0, seconds[k]) for k in (0, 1)], [])
     arrays, about = made.save()
     del about["slowest_seconds"], about["undefined"]
     resumed = recorder("lockstep")
@@ -296,10 +296,10 @@ def test_a_checkpoint_of_old_knows_what_was_slowest_in_lock_step():
 def test_who_has_no_accuracy_is_remembered_by_a_checkpoint():
     made = recorder("lockstep", seeds=[3])
     with pytest.warns(RuntimeWarning, match="no numbers"):
-        made.enter([], [Score(0, 1, 0, {"acc": [(0.0, 0.0)]}, undefined=True)])
+        made.record([], [Score(0, 1, 0, {"acc": [(0.0, 0.0)]}, undefined=True)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # once is enough
-        made.enter([], [Score(0, 1, 1, {"acc": [(0.0, 0.0)] * 2}, undefined=True)])
+        made.record([], [Score(0, 1, 1, {"acc": [(0.0, 0.0)] * 2}, undefined=True)])
     resumed = recorder("lockstep", seeds=[3])
     resumed.restore(*made.save())
     (note,) = resumed.result(1, ["another"], Origin()).notes[1:]

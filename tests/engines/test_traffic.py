@@ -244,7 +244,7 @@ def modelled(conf, rounds):
     """Seconds of communication, for the rows of each round."""
     recorder = Recorder(conf)
     for rows in rounds:
-        recorder.enter(rows, [])
+        recorder.record(rows, [])
     return recorder._communication_seconds()
 
 

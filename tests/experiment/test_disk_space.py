@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_at_the_end(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.client_dir, "save_model", full)
-        with pytest.raises(UserError, match=r"No space left on device.*to go on: fedmes resume"):
+        with pytest.raises(UserError, match=r"No space left on device.*to resume: fedmes resume"):
             fedmes.run(out=tmp_path / "o", **SMALL)
     assert not (tmp_path / "o/result.json").exists()
     assert checkpoint.latest(tmp_path / "o")[1]["rounds_done"] == 4

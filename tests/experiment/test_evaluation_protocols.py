@@ -61,7 +61,10 @@ def test_equal_to_trainings_of_their_own(engine, tmp_path):
             expected.split_sha256,
             expected.communication,
         )
-        assert got.notes == [*expected.notes, "the training of whole, judged in another way"]
+        assert got.notes == [
+            *expected.notes,
+            "the training of whole, evaluated under another protocol",
+        ]
         assert not any(
             all(np.array_equal(t[k], got.accuracy[k], equal_nan=True) for k in t) for t in seen
         ), name
@@ -181,6 +184,6 @@ def test_two_studies_share_their_trainings(tmp_path, capsys):
     )
     places = sorted((tmp_path / "runs").glob("*/*"))
     notes = [json.loads((place / "result.json").read_text())["notes"] for place in places]
-    assert ["judged" in " ".join(note) for note in notes] == [False, True, False, True]
+    assert ["another protocol" in " ".join(note) for note in notes] == [False, True, False, True]
     cli.app(words, standalone_mode=False)
     assert "running" not in capsys.readouterr().err

@@ -269,7 +269,7 @@ def test_what_cannot_follow_is_refused(parts, tmp_path):
 def test_a_run_that_keeps_no_state(options, parts, tmp_path):
     run(parts[0], tmp_path / "short", **options)
     assert not (tmp_path / "short/checkpoint").exists()
-    with pytest.raises(UserError, match="keeps no state to go on from"):
+    with pytest.raises(UserError, match="keeps no state to continue from"):
         fedmes.extend(tmp_path / "short", parts[1], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -137,8 +137,8 @@ def test_a_stopped_run_is_not_begun_anew_by_mistake(tmp_path, once, command):
     before = contents(tmp_path / "o")
     status, _, err = command(*WORDS, "--out", tmp_path / "o")
     assert status == 2
-    assert f"this run was stopped after round 2; to go on: fedmes resume {tmp_path / 'o'}\n" in err
-    assert "to begin anew, and lose what is there: --again" in err
+    assert f"this run was stopped after round 2; to resume: fedmes resume {tmp_path / 'o'}\n" in err
+    assert "to start over, and lose what is there: --again" in err
     assert contents(tmp_path / "o") == before
     assert command(*WORDS, "--again", "--out", tmp_path / "o")[0] == 0
     assert list(bits(tmp_path / "o").values()) == list(bits(once).values())

@@ -216,7 +216,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     until(lambda: (out / ".lock").exists() or program.ended(within=0) is not None, "the lock")
     os.kill(program.process.pid, number)
     assert program.ended() == status, program.err.read_text()
-    assert f"to go on: fedmes resume {out}" in program.err.read_text()
+    assert f"to resume: fedmes resume {out}" in program.err.read_text()
     assert checkpoint.latest(out) is not None
 
 

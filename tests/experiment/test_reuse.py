@@ -117,7 +117,7 @@ def test_run_after_an_edit(kind, here, command):
     }[kind]
     status, out, err = command(*words, "--out", "o")
     assert (status, out) == (2, "")
-    assert err == f"error: o: {name} has changed since this run was made; --again runs it anew\n"
+    assert err == f"error: o: {name} has changed since this run was made; --again runs it again\n"
     assert contents(here / "o") == before
 
     assert command(*words, "--out", "o", "--again")[0] == 0
@@ -195,7 +195,7 @@ def test_resume_after_an_edit(kind, here, command):
     edit(kind, here)
     words = ["resume", "-q", "o", "--method", "mine.py:Mine"]
     status, _, err = command(*words)
-    assert status == 2 and "has changed since this run was made; --again runs it anew" in err
+    assert status == 2 and "has changed since this run was made; --again runs it again" in err
     assert contents(here / "o") == before
     assert command(*words, "--again")[0] == 0
     whole = fedmes.run(data="own.npz", method="mine.py:Mine", out="fresh", **options)
@@ -234,7 +234,7 @@ def test_extend_after_an_edit(here, command):
     status, _, err = command(*words)
     assert (
         status == 2
-        and "o: method mine.py:Mine has changed since this run was made; run it anew first" in err
+        and "o: method mine.py:Mine has changed since this run was made; run it again first" in err
     )
 
 

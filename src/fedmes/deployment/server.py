@@ -12,7 +12,7 @@ from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare, sites_blueprint
 from fedmes.experiment.recorder import Listener, Origin
 from fedmes.experiment.runner import as_stored, execute
-from fedmes.experiment.train import train, working_in
+from fedmes.experiment.train import Training, train, working_in
 from fedmes.results import client_dir, run_dir
 from fedmes.results.run_dir import Result
 from fedmes.tensors import put
@@ -32,9 +32,10 @@ def serve(
     with working_in(directory, config):
         run_dir.claim(directory, config)
         engine = FlowerEngine(method, initial, config, grid)
-        recorder = train(
-            engine, config, directory, None, on_progress, resume=True, more=engine.anything_to_do
+        training = Training(
+            config, directory, None, on_progress, resume=True, more=engine.anything_to_do
         )
+        recorder = train(engine, training)
         if not recorder.accuracy:
             raise UserError("; ".join(["no site has finished a task in this run", *engine.notes]))
         folder = directory / f"seed{config.seeds[0]}"

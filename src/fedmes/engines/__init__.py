@@ -1,1 +1,1 @@
-"""Where clients run. Every engine walks the same plans and gives the same results."""
+"""Where clients run. Every engine follows the same plans and gives the same results."""

@@ -59,7 +59,7 @@ class Engine(Protocol):
         """Train global round g of all seeds and average."""
 
     def evaluate(self, g: int) -> list[Score]:
-        """Score the clients whose task ended with round g."""
+        """Score the clients that ended a task with round g."""
 
     def server_state(self, seed: int) -> Tensors:
         """The server's current state."""

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fedmes.common import limits
 from fedmes.engines import wire
-from fedmes.engines.client_data import Federation, Samples, Site
+from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models.functional import Net
@@ -58,7 +58,7 @@ def check(method: Method, federations: Sequence[Federation], samples: Samples) -
 def _client_bytes(method: Method, federation: Federation, samples: Samples) -> tuple[int, int]:
     """The size of a client's weights, and of all its state."""
     initial = cast(federation.initial, samples.device, samples.dtype)
-    state = method.init(initial, Site(0, federation, samples, method.config).ctx())
+    state = method.init(initial, ClientData(0, federation, samples, method.config).ctx())
     return int(wire.size(initial)), int(wire.size(state))
 
 

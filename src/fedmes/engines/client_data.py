@@ -90,7 +90,7 @@ class Samples:
         return x
 
 
-class Site:
+class ClientData:
     """A client's data as its method meets it, in the numbering of its plan."""
 
     def __init__(

@@ -12,7 +12,7 @@ from torch.func import vmap
 
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
-from fedmes.engines.client_data import Federation, Samples, Site
+from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import Update, aggregate_round
 from fedmes.methods.base import ClientContext, Method
@@ -22,20 +22,20 @@ from fedmes.tensors import Tensors, added, broken, cast, grown, put
 
 
 def client_round(
-    method: Method, state: Tensors, broadcast: Tensors, work: Round, site: Site
+    method: Method, state: Tensors, broadcast: Tensors, work: Round, data: ClientData
 ) -> Tensors:
     """A client's part in a round: its state after it."""
-    ctx = site.ctx(work)
+    ctx = data.ctx(work)
     if work.first:
         state = state | method.begin_task(state, broadcast, ctx)
     sums: Tensors = {}
     if method.measure is not None:
-        for chunk in site.chunks(work.samples, work.position):
+        for chunk in data.chunks(work.samples, work.position):
             sums = added(sums, method.measure(state, broadcast, chunk))
     state = state | method.begin_round(state, broadcast, sums, ctx)
     for step in range(len(work.batch)):
-        batch = site.batch(work.batch[step], work.position)
-        mem = site.batch(work.memory[step], work.position)
+        batch = data.batch(work.batch[step], work.position)
+        mem = data.batch(work.memory[step], work.position)
         epoch = _like(ctx.epoch, work.epoch[step])
         now = ctx._replace(epoch=epoch, key=_like(ctx.key, work.key[step]))
         state = state | method.step(state, broadcast, batch, mem, now)
@@ -43,42 +43,42 @@ def client_round(
 
 
 def client_predictor(
-    protocol: EvalProtocol, state: Tensors, broadcast: Tensors, position: int, site: Site
+    protocol: EvalProtocol, state: Tensors, broadcast: Tensors, position: int, data: ClientData
 ) -> Tensors:
     """What predicts for a client that has learned its tasks up to this one."""
     method = protocol.method
-    store = site.batch(protocol.memory(site.plan, position), position)
+    store = data.batch(protocol.memory(data.plan, position), position)
     predictor = method.build_predictor(state, broadcast, store)
-    held_back = site.plan.held_back_until(position)
+    held_back = data.plan.held_back_until(position)
     if method.tune is None or not len(held_back):  # nothing is held back of very small tasks
         return predictor
     sums: Tensors = {}
-    for chunk in site.chunks(held_back, position):
-        sums = added(sums, method.tune(predictor, chunk, site.seen[position]))
+    for chunk in data.chunks(held_back, position):
+        sums = added(sums, method.tune(predictor, chunk, data.seen[position]))
     return predictor | method.apply_tuning(predictor, sums)
 
 
 def client_score(
-    protocol: EvalProtocol, predictor: Tensors, position: int, site: Site, ctx: ClientContext
+    protocol: EvalProtocol, predictor: Tensors, position: int, data: ClientData, ctx: ClientContext
 ) -> tuple[dict[str, list[tuple[float, float]]], bool]:
     """Accuracy on each task so far, (task-oblivious, task-aware); and whether any prediction was
     not a number."""
     lost = False
     rows: dict[str, list[tuple[float, float]]] = {}
-    candidates = torch.from_numpy(protocol.candidates(site.plan)).to(ctx.seen.device)
+    candidates = torch.from_numpy(protocol.candidates(data.plan)).to(ctx.seen.device)
     for task in range(position + 1):
-        if not site.plan.trained[task]:
+        if not data.plan.trained[task]:
             continue  # never met: stays NaN
-        scopes = torch.stack([site.seen[position], candidates[task]])
+        scopes = torch.stack([data.seen[position], candidates[task]])
         task_ids = _like(ctx.position, [-1, task])
         right: Tensors = {}
-        for x, y in site.test_chunks(task):
+        for x, y in data.test_chunks(task):
             p = _predict(protocol.method, predictor, x, scopes, task_ids, ctx)
             right = added(right, {kind: is_right(q, y).sum(-1) for kind, q in p.items()})
             lost = lost or bool(undefined(p["acc"]).any())
         for kind, counts in right.items():
             row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
-            oblivious, aware = (counts.double() / len(site.plan.test[task])).tolist()
+            oblivious, aware = (counts.double() / len(data.plan.test[task])).tolist()
             row[task] = (oblivious, aware)
     return rows, lost
 
@@ -111,15 +111,15 @@ class LoopEngine:
         self.method = method
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
-        self.sites: list[list[Site]] = []  # [seed][client]
+        self.sites: list[list[ClientData]] = []  # [seed][client]
         self.servers: list[Tensors] = []
         self.clients: list[list[Tensors]] = []  # their states
         for f in federations:
             initial = cast(f.initial, samples.device, samples.dtype)
-            sites = [Site(k, f, samples, method.config) for k in range(len(f.plans))]
+            sites = [ClientData(k, f, samples, method.config) for k in range(len(f.plans))]
             self.sites.append(sites)
             self.servers.append(method.server(initial))
-            self.clients.append([method.init(initial, site.ctx()) for site in sites])
+            self.clients.append([method.init(initial, data.ctx()) for data in sites])
         # names and shapes of an upload
         self.expected = method.upload(self.clients[0][0], self.sites[0][0].ctx())
         self.notes: list[str] = []
@@ -141,15 +141,15 @@ class LoopEngine:
         each_round, first_round = [int(wire.size(part)) for part in method.sent_down(broadcast)]
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
-        for k, site in enumerate(self.sites[s]):
-            work = site.plan.round(g)
+        for k, data in enumerate(self.sites[s]):
+            work = data.plan.round(g)
             if work is None:
                 continue
             start = time.perf_counter()
             state = self.clients[s][k] = tidy(
-                client_round(method, self.clients[s][k], broadcast, work, site)
+                client_round(method, self.clients[s][k], broadcast, work, data)
             )
-            up = method.upload(state, site.ctx(work))
+            up = method.upload(state, data.ctx(work))
             updates[k] = Update(broken(up) if work.broken else up, len(work.samples))
             report = {name: float(value) for name, value in method.report(state, broadcast).items()}
             seconds = time.perf_counter() - start
@@ -166,17 +166,17 @@ class LoopEngine:
     def evaluate(self, g: int) -> list[Score]:
         scores = []
         for s, sites in enumerate(self.sites):
-            for k, site in enumerate(sites):
-                position = site.plan.ends(g)
+            for k, data in enumerate(sites):
+                position = data.plan.ends(g)
                 if position is None:
                     continue
-                ctx = site.ctx(site.plan.last_round(position))
+                ctx = data.ctx(data.plan.last_round(position))
                 state = self.clients[s][k]
                 state = self.clients[s][k] = state | self.method.end_task(state, ctx)
                 self.learned[s][k] = position
                 for name, protocol in self.protocols.items():
-                    predictor = client_predictor(protocol, state, self.servers[s], position, site)
-                    accuracy, lost = client_score(protocol, predictor, position, site, ctx)
+                    predictor = client_predictor(protocol, state, self.servers[s], position, data)
+                    accuracy, lost = client_score(protocol, predictor, position, data, ctx)
                     scores.append(Score(s, k, position, accuracy, name, lost))
         return scores
 

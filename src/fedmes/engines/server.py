@@ -41,13 +41,13 @@ def aggregate_round(
     if not usable:
         return server, rejected
     absent = Update({name: torch.zeros_like(t) for name, t in expected.items()}, 0)
-    everybody = [usable.get(k, absent) for k in range(clients)]
+    all_updates = [usable.get(k, absent) for k in range(clients)]
     place = next(iter(expected.values()), torch.zeros(()))
     sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
-    samples = torch.tensor([update.samples for update in everybody]).to(place)
+    samples = torch.tensor([update.samples for update in all_updates]).to(place)
     stacked: Tensors = {}
     for name in expected:
-        stacked[name] = torch.stack([update.tensors[name] for update in everybody])
+        stacked[name] = torch.stack([update.tensors[name] for update in all_updates])
     verdict = screen_updates(server, stacked, sent)
     present = sent & (verdict == 0)
     if int(present.sum()) >= method.config.server.min_clients:

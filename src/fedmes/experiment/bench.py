@@ -1,8 +1,7 @@
-"""Client-steps a second on the device at hand: a plain hand-written PyTorch loop, the loop engine,
-the stacked engine.
+"""Client-steps per second of a plain PyTorch loop, the loop engine and the stacked engine.
 
-All three do the same FedMeS rounds on the same made-up images: the lambda pass, two gradients a
-step, the choice of rule, Adam, and averaging. The plain loop below is what somebody would write
+All three do the same FedMeS rounds on the same synthetic images: the lambda pass, two gradients
+per step, the choice of rule, Adam, and averaging. The plain loop below is what one would write
 without this package.
 """
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,13 +26,15 @@ from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.models import networks
 
-# image size, channels, classes a task
+# image size, channels, classes per task
 SHAPES = {"mlp": (8, 1, 2), "cnn2": (28, 1, 6), "cnn6": (32, 3, 10)}
 CLIENTS = 10
 
 
 @dataclass(frozen=True)
 class Row:
+    """A line of the table that `fedmes bench` prints."""
+
     model: str
     replicas: int
     plain_client_steps_per_s: float
@@ -53,35 +55,46 @@ def measure(
     with numerics(prepared.config):
         # before anything else: it is slower in a process where lanes have run
         plain = _plain_rate(first)
-        stacked = _rate(
-            StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile)), prepared
-        )
+        engine = StackedEngine(*parts, CLIENTS * seeds, bool(prepared.config.engine.compile))
+        stacked = _rate(engine, prepared)
     with numerics(prepared.config.with_({"engine.name": "loop"})):
         loop = _rate(LoopEngine(first.method, first.federations, first.samples), first)
-    auto = prepare(
-        configuration.load(None, _options(model, 1, device, precision) | {"engine": "auto"})
-    ).config
-    return Row(model, CLIENTS * seeds, plain, loop, stacked, stacked / plain, auto.engine.name)
+    options = _options(model, 1, device, precision) | {"engine": "auto"}
+    auto = prepare(configuration.load(None, options)).config.engine.name
+    return Row(model, CLIENTS * seeds, plain, loop, stacked, stacked / plain, auto)
 
 
 def _options(model: str, seeds: int, device: str, precision: str) -> dict[str, Any]:
     size, channels, classes = SHAPES[model]
     quick = device == "cpu" and model != "mlp"  # a convolutional step takes a second there
     return {
-        "benchmark": "synthetic", "method": "fedmes", "model": model, "clients": CLIENTS, "tasks": 10,
-        "rounds": 3, "epochs": 1 if quick else 10, "batch": 40, "memory": 150, "seeds": list(range(seeds)),
-        "device": device, "engine.precision": precision, "synthetic.classes": classes, "synthetic.channels": channels,
-        "synthetic.train": 100, "synthetic.test": 1, "data.image_size": size, "stream.frac": 8 if quick else 50,
-    }  # fmt: skip
+        "benchmark": "synthetic",
+        "method": "fedmes",
+        "model": model,
+        "clients": CLIENTS,
+        "tasks": 10,
+        "rounds": 3,
+        "epochs": 1 if quick else 10,
+        "batch": 40,
+        "memory": 150,
+        "seeds": list(range(seeds)),
+        "device": device,
+        "engine.precision": precision,
+        "synthetic.classes": classes,
+        "synthetic.channels": channels,
+        "synthetic.train": 100,
+        "synthetic.test": 1,
+        "data.image_size": size,
+        "stream.frac": 8 if quick else 50,
+    }
 
 
 def _prepared(
     model: str, seeds: int, device: str, precision: str, compiled: bool | str
 ) -> Prepared:
     options = _options(model, seeds, device, precision)
-    return prepare(
-        configuration.load(None, options | {"engine": "stacked", "engine.compile": compiled})
-    )
+    options |= {"engine": "stacked", "engine.compile": compiled}
+    return prepare(configuration.load(None, options))
 
 
 def _wait(device: torch.device) -> None:
@@ -98,12 +111,12 @@ def _timed(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def _rate(engine: Engine, prepared: Prepared) -> float:
-    """Steps a second in the fourth task, with a filled memory; its first round is for warming
-    up."""
+    """Steps per second in the fourth task, with a filled memory, after a round to warm up."""
     warm = 3 * prepared.config.rounds
     engine.round(warm)
     rounds = [warm + 1] if prepared.config.epochs == 1 else [warm + 1, warm + 2]
-    steps = sum(plan.steps(g) for f in prepared.federations for plan in f.plans for g in rounds)
+    plans = [plan for f in prepared.federations for plan in f.plans]
+    steps = sum(plan.steps(g) for plan in plans for g in rounds)
     return steps / _timed(prepared.samples.device, lambda: [engine.round(g) for g in rounds])
 
 
@@ -111,21 +124,23 @@ def _rate(engine: Engine, prepared: Prepared) -> float:
 
 
 def _plain_rate(prepared: Prepared) -> float:
-    config, federation, samples = prepared.config, prepared.federations[0], prepared.samples
+    config = prepared.config
+    federation = prepared.federations[0]
+    samples = prepared.samples
+    dataset = prepared.source.dataset
     device = samples.device
-    shape, classes = prepared.source.dataset.shape, len(prepared.source.dataset.class_names)
-    module = networks.build(
-        networks.MODELS[config.model.name], config.model.name, shape, classes, 0
-    ).to(device)
-    offset, divisor = (table[0] for table in samples.scale(federation.normalisation))
-    images = ((samples.x.float() - offset) / divisor).permute(0, 3, 1, 2).contiguous()
+    name = config.model.name
+    classes = len(dataset.class_names)
+    module = networks.build(networks.MODELS[name], name, dataset.shape, classes, 0).to(device)
+    offset, divisor = samples.scale(federation.normalisation)
+    images = ((samples.x.float() - offset[0]) / divisor[0]).permute(0, 3, 1, 2).contiguous()
     tasks = []
     for plan in federation.plans:
-        rows, memory = plan.rows[plan.samples[3]], plan.rows[plan.memory[3]]
-        seen = torch.from_numpy(plan.seen[3]).to(device)
-        tasks.append((torch.from_numpy(rows).to(device), torch.from_numpy(memory).to(device), seen))
+        rows = torch.from_numpy(plan.rows[plan.samples[3]]).to(device)
+        memory = torch.from_numpy(plan.rows[plan.memory[3]]).to(device)
+        tasks.append((rows, memory, torch.from_numpy(plan.seen[3]).to(device)))
     received = [p.detach().clone() for p in module.parameters()]
-    work = lambda r: _plain_round(module, received, tasks, images, samples.y, config, r)  # noqa: E731
+    work = partial(_plain_round, module, received, tasks, images, samples.y, config)
     work(0)
     rounds = [1] if config.epochs == 1 else [1, 2]
     steps = len(rounds) * sum(config.epochs * -(-len(rows) // config.batch) for rows, _, _ in tasks)
@@ -159,22 +174,16 @@ def _plain_round(
             lam = 2 * torch.sigmoid(1 / loss_of(rows, seen))
         optimizer = torch.optim.Adam(params, lr=config.optim.lr)
         for _ in range(config.epochs):
-            for batch in rows[torch.randperm(len(rows), generator=generator).to(rows.device)].split(
-                config.batch
-            ):
-                chosen = memory[
-                    torch.randperm(len(memory), generator=generator)[: config.batch].to(
-                        memory.device
-                    )
-                ]
+            order = torch.randperm(len(rows), generator=generator).to(rows.device)
+            for batch in rows[order].split(config.batch):
+                order = torch.randperm(len(memory), generator=generator)[: config.batch]
+                chosen = memory[order.to(memory.device)]
                 g = torch.autograd.grad(loss_of(batch, seen), params)
                 gm = torch.autograd.grad(loss_of(chosen, seen), params)
                 inner = sum((a * b).sum() for a, b in zip(g, gm, strict=True))
                 if inner >= 0:
-                    direction = [
-                        a + lam * (p.detach() - r)
-                        for a, p, r in zip(g, params, received, strict=True)
-                    ]
+                    all_three = zip(g, params, received, strict=True)
+                    direction = [a + lam * (p.detach() - r) for a, p, r in all_three]
                 else:
                     along = inner / sum((b * b).sum() for b in gm)
                     direction = [a - along * b for a, b in zip(g, gm, strict=True)]

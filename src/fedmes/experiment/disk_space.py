@@ -1,4 +1,4 @@
-"""Will a run fit on the disk? An estimate of all it writes, before anything is written."""
+"""Estimate a run's disk usage, and refuse runs that do not fit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from fedmes.engines.client_data import Site
+from fedmes.engines.client_data import ClientData
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import Prepared
 from fedmes.results import checkpoint
 from fedmes.tensors import Tensors, cast, pick
 
-ROW, NUMBER = 200, 8  # bytes of a line of rounds.csv or a checkpoint, and of a number in split.json
+ROW = 200  # bytes of a line of rounds.csv, in a checkpoint too
+NUMBER = 8  # bytes of a number in split.json
 
 
 def check(prepared: Prepared, directory: Path) -> None:
@@ -27,38 +28,37 @@ def check(prepared: Prepared, directory: Path) -> None:
     needed = copies * state + results
     if needed > free:
         raise UserError(
-            f"out: {directory} needs about {_size(needed)} (checkpoints {copies} x {_size(state)}, results "
-            f"{_size(results)}), and {_size(free)} are free; choose another place, or fewer seeds or clients"
+            f"out: {directory} needs about {_size(needed)} (checkpoints {copies} x "
+            f"{_size(state)}, results {_size(results)}), and {_size(free)} are free; "
+            "choose another place, or fewer seeds or clients"
         )
 
 
 @torch.no_grad()
 def estimate(prepared: Prepared) -> tuple[int, int]:
     """Bytes of one checkpoint, and of the results."""
-    config, method, federations, samples = (
-        prepared.config,
-        prepared.method,
-        prepared.federations,
-        prepared.samples,
-    )
+    config = prepared.config
+    method = prepared.method
+    federations = prepared.federations
+    samples = prepared.samples
     initial = cast(federations[0].initial, samples.device, samples.dtype)
-    site = Site(0, federations[0], samples, config)
-    server, client = method.server(initial), method.init(initial, site.ctx())
+    data = ClientData(0, federations[0], samples, config)
+    server = method.server(initial)
+    client = method.init(initial, data.ctx())
     plans = [plan for f in federations for plan in f.plans]
     rows = sum(int(plan.active.sum()) for plan in plans) * ROW
     tables = 2 * 8 * len(plans) * config.tasks**2
-    results = (
-        rows + tables + NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
-    )
+    split = NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
+    results = rows + tables + split
     if config.output.models == "all":
-        predictor = pick(
-            method.build_predictor(client, server, site.batch(site.plan.memory[0], 0)), "w"
-        )
+        no_samples = data.batch(data.plan.memory[0], 0)
+        predictor = pick(method.build_predictor(client, server, no_samples), "w")
         image = prepared.source.dataset.x[:1].nbytes
         memories = sum(min(plan.capacity, len(plan.rows)) for plan in plans) * image
         results += len(plans) * _bytes(predictor) + memories
         results += len(federations) * (_bytes(initial) + _bytes(pick(server, "w")))
-    return len(plans) * _bytes(client) + len(federations) * _bytes(server) + rows + tables, results
+    states = len(plans) * _bytes(client) + len(federations) * _bytes(server)
+    return states + rows + tables, results
 
 
 def _bytes(tensors: Tensors) -> int:
@@ -66,14 +66,14 @@ def _bytes(tensors: Tensors) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """What the directory holds already, and the run will replace."""
+    """What the directory already contains, and the run will replace."""
     return sum(os.stat(path).st_size for path in directory.rglob("*") if path.is_file())
 
 
 def _size(number: int) -> str:
-    amount, unit = float(number), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if amount < 1000 or unit == "TB":
-            break
+    amount = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
         amount /= 1000
-    return f"{amount:.3g} {unit}"
+    return f"{amount:.3g} TB"

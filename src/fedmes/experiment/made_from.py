@@ -1,6 +1,8 @@
-"""What a run is made from that its configuration only names: the text of a method or model of one's
-own, and the data. Their hashes are kept with a result and in checkpoints, so that numbers of
-another text are not taken for this one's."""
+"""Hashes of what a configuration only names: the source of a custom method or model, and the data.
+
+They are kept with a result and in checkpoints, so that numbers from another source or other data
+are not taken for this run's.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.models.networks import MODELS
 
-# None: a text that cannot be had, as of a class typed into an interpreter
+# None: there is no source, as of a class typed into an interpreter
 Hashes = dict[str, str | None]
 
 
@@ -30,23 +32,27 @@ def made_from(config: Config, used: Mapping[str, Callable[..., Any]], dataset: D
 
 
 def source_hashes(used: Mapping[str, Callable[..., Any]]) -> Hashes:
-    """Of what is not built in."""
+    """Of custom methods and models; built-in ones have none."""
     found: Hashes = {}
     for kind, builtin in (("method", METHODS), ("model", MODELS)):
         if used[kind] not in builtin.values():
             text = plugins.source(used[kind])
-            found[kind] = None if text is None else hashlib.sha256(text.encode()).hexdigest()
+            found[kind] = None
+            if text is not None:
+                found[kind] = hashlib.sha256(text.encode()).hexdigest()
     return found
 
 
 def data_hash(config: Config, dataset: Dataset) -> str:
-    """Own data by its files, a benchmark's as it was read."""
-    return _of_dataset(dataset) if config.data.path is None else sha256_of(Path(config.data.path))
+    """Custom data by its files, a benchmark's as it was read."""
+    if config.data.path is None:
+        return _of_dataset(dataset)
+    return sha256_of(Path(config.data.path))
 
 
 def _of_dataset(dataset: Dataset) -> str:
-    """Where the statistics of all training pixels are known already they stand for the pixels,
-    which may be gigabytes."""
+    """Where the statistics of all training pixels are known, they represent the pixels, which may
+    be gigabytes."""
     about = (
         dataset.class_names,
         dataset.train_count,
@@ -65,19 +71,21 @@ def _of_dataset(dataset: Dataset) -> str:
 def changed(
     before: Mapping[str, str | None], now: Mapping[str, str | None], config: Config
 ) -> list[str]:
-    """What is not the same as it was, by name. A run from before there were hashes has none to
-    compare."""
-    names = {"method": f"method {config.method}", "model": f"model {config.model.name}"}
-    names["data"] = (
-        f"data {config.data.path}" if config.data.path else f"the data of {config.benchmark}"
-    )
+    """What has changed, by name. Old runs have no hashes to compare."""
+    names = {
+        "method": f"method {config.method}",
+        "model": f"model {config.model.name}",
+        "data": f"the data of {config.benchmark}",
+    }
+    if config.data.path:
+        names["data"] = f"data {config.data.path}"
     names |= {f"data.more.{i}": f"data {path}" for i, path in enumerate(config.data.more)}
-    return [
-        names[key] for key in now if key in before and (now[key] is None or now[key] != before[key])
-    ]
+    common = [key for key in now if key in before]
+    return [names[key] for key in common if now[key] is None or now[key] != before[key]]
 
 
-def refuse(place: Path, changes: list[str], remedy: str = "--again runs it anew") -> None:
+def refuse(place: Path, changes: list[str], remedy: str = "--again runs it again") -> None:
+    """Refuse to use a run that was made from something else."""
     if changes:
         have = "has" if len(changes) == 1 else "have"
         raise UserError(

@@ -1,9 +1,10 @@
-"""From a configuration to a result: what is run, where it goes on, what is kept of it."""
+"""From a configuration to a result: what is run, where it resumes, what is kept of it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,14 @@ from fedmes.experiment import disk_space
 from fedmes.experiment.made_from import changed, made_from, refuse
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
-from fedmes.experiment.train import State, alone_in, to_go_on_from, train, working_in
+from fedmes.experiment.train import (
+    State,
+    Training,
+    alone_in,
+    keeps_state,
+    train,
+    working_in,
+)
 from fedmes.results import checkpoint, client_dir, run_dir
 from fedmes.results.run_dir import Result, default_directory
 from fedmes.scenario import custom
@@ -41,14 +49,13 @@ def run(
     **options: Any,
 ) -> Result:
     """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
-    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A model or method of your own may be
-    passed as a class. `again`: also if the run is there already. `trust`: import Python files that
-    only `config_file` names."""
+    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A custom model or method may be passed as
+    a class. `again`: also if the run exists. `trust`: import Python files that only `config_file`
+    names."""
     given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
     options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
-    asked = configuration.dotted(
-        {name: value for name, value in options.items() if value is not None}
-    )
+    asked = {name: value for name, value in options.items() if value is not None}
+    asked = configuration.dotted(asked)
     config = configuration.load(Path(config_file) if config_file else None, asked)
     check_trust(config, asked.values(), trust)
     directory = Path(out) if out else None
@@ -56,9 +63,8 @@ def run(
         config = as_stored(config, directory, trust, given)
     result = execute(prepare(config, given), directory, on_progress, resume, again=again)
     if result.reused:
-        warnings.warn(
-            f"{result.directory}: this run is finished, and its result is reused", stacklevel=2
-        )
+        text = f"{result.directory}: this run is finished, and its result is reused"
+        warnings.warn(text, stacklevel=2)
     return result
 
 
@@ -73,9 +79,9 @@ def extend(
     method: str | Callable[..., Any] | None = None,
     model: str | Callable[..., Any] | None = None,
 ) -> Result:
-    """Go on from a finished run with the tasks of further own data, as `fedmes extend` does.
-    `method`, `model`: the run's own, where it has such; `trust`: import them from the files that
-    the directory names."""
+    """Continue a finished run with the tasks of further custom data, as `fedmes extend` does.
+    `method`, `model`: the run's custom ones, if any; `trust`: import them from the files that the
+    directory names."""
     given = named_here(method=method, model=model)
     config, state = extended(Path(directory), Path(data), given, trust)
     place = Path(out) if out else None
@@ -85,13 +91,15 @@ def extend(
 
 
 def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
-    """A method or model that is not taken from where a directory says, but from here: a class, or a
-    file's."""
-    return {
-        kind: plugins.resolve(kind, thing, {}) if isinstance(thing, str) else thing
-        for kind, thing in named.items()
-        if thing is not None
-    }
+    """A custom method or model that is taken from here, a class or FILE.py:Name, and not from where
+    a directory says."""
+    found: dict[str, Callable[..., Any]] = {}
+    for kind, thing in named.items():
+        if isinstance(thing, str):
+            found[kind] = plugins.resolve(kind, thing, {})
+        elif thing is not None:
+            found[kind] = thing
+    return found
 
 
 def of_directory(directory: Path, given: Mapping[str, Any], trust: bool, command: str) -> Config:
@@ -100,12 +108,8 @@ def of_directory(directory: Path, given: Mapping[str, Any], trust: bool, command
     if (stored := run_dir.stored_config(directory)) is None:
         raise UserError(f"{command}: {directory} holds no run")
     config = configuration.stored(stored, directory)
-    trusted = [
-        name
-        for kind, name in (("method", config.method), ("model", config.model.name))
-        if kind in given
-    ]
-    check_trust(config, trusted, trust)
+    names = {"method": config.method, "model": config.model.name}
+    check_trust(config, [names[kind] for kind in names if kind in given], trust)
     return config
 
 
@@ -115,23 +119,25 @@ def extended(
     given: Mapping[str, Callable[..., Any]] | None = None,
     trust: bool = False,
 ) -> tuple[Config, State]:
-    """The configuration of a finished run with further tasks after its own, and where that run
-    stands."""
+    """The configuration of a finished run with further tasks after its own, and its last state."""
     before = of_directory(directory, given or {}, trust, "extend")
     if not (directory / "result.json").is_file():
         first = run_dir.resume_command(directory, before)
         raise UserError(f"extend: the run in {directory} is not finished; first: {first}")
     source = open_source(before)
-    streams, result = open_streams(before, source), run_dir.load(directory)
+    streams = open_streams(before, source)
+    result = run_dir.load(directory)
     if combined_sha256(streams) != result.split_sha256:
         raise UserError(
-            f"extend: the data of {directory} has changed since; further tasks belong in a file or folder of their own"
+            f"extend: the data of {directory} has changed since; "
+            "further tasks belong in a file or folder of their own"
         )
     hashes = made_from(before, makers(before, given), source.dataset)
-    refuse(directory, changed(result.made_from, hashes, before), "run it anew first, with --again")
+    refuse(directory, changed(result.made_from, hashes, before), "run it again first, with --again")
     if (state := checkpoint.latest(directory)) is None:
         raise UserError(
-            f"extend: {directory} keeps no state to go on from, as with output.models=none or checkpoint.every=never"
+            f"extend: {directory} keeps no state to continue from, "
+            "as with output.models=none or checkpoint.every=never"
         )
     content = run_dir.comparable(before)
     more = [*before.data.more, str(data.resolve())]
@@ -150,16 +156,15 @@ def as_stored(
     trust: bool = False,
     given: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Config:
-    """The configuration that a directory's run was begun with, which must have all that is asked
-    for now."""
+    """The configuration with which a directory's run was started; it must agree with all that is
+    asked for now."""
     directory = directory or default_directory(prepare(config, given).config)
     stored = run_dir.stored_config(directory)
     if stored is None:
         return config
     if differing := run_dir.contradictions(stored, config):
-        raise UserError(
-            f"resume: {directory} was begun with another configuration ({'; '.join(differing[:3])})"
-        )
+        some = "; ".join(differing[:3])
+        raise UserError(f"resume: {directory} was started with a different configuration ({some})")
     found = configuration.stored(stored, directory)
     check_trust(found, (config.method, config.model.name), trust)
     return found
@@ -175,60 +180,66 @@ def execute(
     grid: Any = None,
     again: bool = False,
 ) -> Result:
-    """Train, evaluate and write the result directory; where `stop` says so, save after a round and
-    end there. `state`: where to begin if the directory has no checkpoint. `grid`: Flower's way to
-    sites that run elsewhere. `again`: also if the run is there already; what is there stays until
+    """Train, evaluate and write the result directory. `stop`: asked after each round whether to
+    save and end there. `state`: where to begin if the directory has no checkpoint. `grid`: Flower's
+    connection to sites that run elsewhere. `again`: also if the run exists; its results stay until
     the new one is finished."""
     config = prepared.config
     directory = out or default_directory(config)
-    # whether it is there is said first
+    # that it is not installed is said first
     flower = _flower() if config.engine.name == "flower" else None
-    anew = directory / run_dir.AGAIN
-    if not again and not anew.is_dir() and (result := _reused(prepared, directory)) is not None:
+    second = directory / run_dir.AGAIN
+    if not again and not second.is_dir() and (result := _reused(prepared, directory)) is not None:
         return result
-    disk_space.check(prepared, anew if again or anew.is_dir() else directory)
-    total = max(len(f.stream.position) for f in prepared.federations)
+    disk_space.check(prepared, second if again or second.is_dir() else directory)
 
     with working_in(directory, config):
-        if (anew / "result.json").is_file():  # all that was left to do
+        if (second / "result.json").is_file():  # it only has to take the first one's place
             run_dir.replace_by_again(directory)
-        going_on = resume and anew.is_dir()
-        if not again and not going_on and (result := _reused(prepared, directory)) is not None:
+        resuming = resume and second.is_dir()
+        if not again and not resuming and (result := _reused(prepared, directory)) is not None:
             return result
-        place = anew if run_dir.finished(directory, config) else directory
-        resume = _goes_on(prepared, place, resume, again)
+        place = second if run_dir.finished(directory, config) else directory
+        resume = _resumes(prepared, place, resume, again)
         run_dir.claim(place, config)
-
-        def finish(engine: Engine) -> Result:
-            # sites evaluate themselves, under one protocol
-            protocols = prepared.protocols if flower is None else ()
-            parts = engine, config, place, total, on_progress, resume, stop, state
-            recorder = train(*parts, protocols=protocols, made_from=prepared.made_from)
-            _save_models(place, prepared, engine)
-            _write_protocols(directory, prepared, engine, recorder)
-            result = recorder.result(
-                prepared.method.net.parameter_count, engine.notes, _origin(prepared)
-            )
-            result.sites_left_out = dict(engine.sites_left_out)
-            result.write(place)
-            if to_go_on_from(config):
-                checkpoint.keep(place, 1)
-            else:
-                checkpoint.clear(place)
-            return result
-
-        if flower is not None:
-            result = flower.with_sites(prepared, place, resume, grid, finish)
-        else:
+        total = max(len(f.stream.position) for f in prepared.federations)
+        # sites evaluate themselves, under one protocol
+        protocols = prepared.protocols if flower is None else ()
+        made = prepared.made_from
+        training = Training(config, place, total, on_progress, resume, state, stop, protocols, made)
+        finish = partial(_train_and_write, prepared, training, directory)
+        if flower is None:
             result = finish(_engine(prepared))
+        else:
+            result = flower.with_sites(prepared, place, resume, grid, finish)
         if place != directory:
             run_dir.replace_by_again(directory)
             result.directory = directory
         return result
 
 
+def _train_and_write(
+    prepared: Prepared, training: Training, directory: Path, engine: Engine
+) -> Result:
+    """All of a run's results, in the training's directory; those of further protocols next to
+    `directory`."""
+    place = training.directory
+    recorder = train(engine, training)
+    _save_models(place, prepared, engine)
+    _write_protocols(directory, prepared, engine, recorder)
+    parameters = prepared.method.net.parameter_count
+    result = recorder.result(parameters, engine.notes, _origin(prepared))
+    result.sites_left_out = dict(engine.sites_left_out)
+    result.write(place)
+    if keeps_state(training.config):
+        checkpoint.keep(place, 1)
+    else:
+        checkpoint.clear(place)
+    return result
+
+
 def _reused(prepared: Prepared, directory: Path) -> Result | None:
-    """The run, if it is finished. That it was made from something else is an error."""
+    """The result, if the run is finished. One made from something else is an error."""
     if not run_dir.finished(directory, prepared.config):
         return None
     refuse(directory, stale(prepared, directory))
@@ -237,16 +248,17 @@ def _reused(prepared: Prepared, directory: Path) -> Result | None:
     return result
 
 
-def _goes_on(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool:
-    """Does training go on from a checkpoint there? One that would be lost or does not fit is an
+def _resumes(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool:
+    """Does training resume from a checkpoint there? One that would be lost or does not fit is an
     error."""
     if (about := checkpoint.about(place)) is None or (again and not resume):
         return resume
     if not resume:
         command = run_dir.resume_command(place, prepared.config)
+        done = about.get("rounds_done")
         raise UserError(
-            f"{place}: this run was stopped after round {about.get('rounds_done')}; to go on: {command}\n"
-            "to begin anew, and lose what is there: --again"
+            f"{place}: this run was stopped after round {done}; to resume: {command}\n"
+            "to start over, and lose what is there: --again"
         )
     changes = stale(prepared, place)
     if not again:
@@ -295,7 +307,7 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
             client_dir.save_model(folder / "global.safetensors", engine.server_state(s))
         for k, plan in enumerate(federation.plans):
             if (predictor := engine.predictor(s, k)) is None:
-                continue  # it lies with its site
+                continue  # only its site has it
             about = config, prepared.source.dataset, federation.normalisation, plan, predictor
             frozen = prepared.method.net.frozen_sha256
             client_dir.save_client(folder / f"client{k}", *about, frozen_sha256=frozen)
@@ -306,24 +318,25 @@ def _write_protocols(
 ) -> None:
     """The same training under other protocols: a run directory each next to the run's, without
     models."""
-    note = f"the training of {directory.name}, judged in another way"
-    for name in [name for name in recorder.protocols if name]:
-        place, config = directory.with_name(name), prepared.protocols[name].config
+    notes = [*engine.notes, f"the training of {directory.name}, evaluated under another protocol"]
+    parameters = prepared.method.net.parameter_count
+    for name in recorder.protocols:
+        if name == "":  # the run's own
+            continue
+        place = directory.with_name(name)
+        config = prepared.protocols[name].config
         with alone_in(place, config):
             run_dir.claim(place, config)
-            count, notes = prepared.method.net.parameter_count, [*engine.notes, note]
-            recorder.result(count, notes, _origin(prepared), name, config).write(place)
+            recorder.result(parameters, notes, _origin(prepared), name, config).write(place)
 
 
 def _origin(prepared: Prepared) -> Origin:
     streams = [f.stream for f in prepared.federations]
     plans = [plan for f in prepared.federations for plan in f.plans]
+    stream_notes = {note for stream in streams for note in stream.notes}
     return Origin(
-        combined_sha256(streams),
-        max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans),
-        (
-            *prepared.source.dataset.notes,
-            *sorted({note for stream in streams for note in stream.notes}),
-        ),
-        prepared.made_from,
+        split_sha256=combined_sha256(streams),
+        memory_share=max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans),
+        notes=(*prepared.source.dataset.notes, *sorted(stream_notes)),
+        made_from=prepared.made_from,
     )

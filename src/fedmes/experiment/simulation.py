@@ -13,15 +13,13 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedmes.config.options import Config
 from fedmes.engines.base import Engine
-from fedmes.engines.client_data import Site
+from fedmes.engines.client_data import ClientData
 from fedmes.engines.flower.client import Node, client_app
 from fedmes.engines.flower.engine import FlowerEngine
 from fedmes.engines.flower.site import SiteClient
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.results import client_dir
 from fedmes.tensors import Tensors, cast
-
-# --- whose desk it is -----------------------------------------------------------------------------
 
 
 def simulated_name(node: Node) -> str:
@@ -30,7 +28,8 @@ def simulated_name(node: Node) -> str:
 
 def simulated_client(directory: Path, config: Config, s: int, node: Node) -> SiteClient:
     """A client of a simulation, in its client directory of the run."""
-    prepared, k = _prepared(config.model_dump_json(by_alias=True)), int(node["partition-id"])
+    prepared = _prepared(config.model_dump_json(by_alias=True))
+    k = int(node["partition-id"])
     folder = directory / f"seed{config.seeds[s]}" / f"client{k}"
     return _site_client(
         prepared.federations[s].plans[k].name, prepared, s, k, folder, scheduled=True
@@ -46,10 +45,11 @@ def _site_client(
     name: str, prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool
 ) -> SiteClient:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    samples, config = prepared.samples, prepared.config
+    samples = prepared.samples
+    config = prepared.config
     federation = prepared.federations[s]
-    column = k if scheduled else 0  # a site of its own knows no other clients
-    site = Site(column, federation, samples, config, client=k)
+    column = k if scheduled else 0  # a real site knows no other clients
+    site = ClientData(column, federation, samples, config, client=k)
     initial = cast(federation.initial, samples.device, samples.dtype)
     dataset = prepared.source.dataset
 
@@ -71,7 +71,7 @@ def with_sites(
     grid: Grid | None,
     work: Callable[[Engine], T],
 ) -> T:
-    """Work with every client on a site of its own; without a grid, in Flower's simulation."""
+    """Work with every client on a separate site; without a grid, in Flower's simulation."""
     config = prepared.config
     done: list[T] = []
 
@@ -82,7 +82,7 @@ def with_sites(
     if grid is not None:
         serve(grid)
     else:
-        if not resume:  # what an earlier run's sites have done is no part of this one
+        if not resume:  # the sites of an earlier run are no part of this one
             for folder in directory.glob("seed*/client*"):
                 shutil.rmtree(folder)
         _simulate(config, directory, serve)
@@ -94,7 +94,8 @@ def _simulate(config: Config, directory: Path, serve: Callable[[Grid], None]) ->
     simulation."""
     from flwr.simulation import run_simulation
 
-    app, sites = ServerApp(), client_app(simulated_name, partial(simulated_client, directory))
+    app = ServerApp()
+    sites = client_app(simulated_name, partial(simulated_client, directory))
     failed: list[BaseException] = []
 
     @app.main()

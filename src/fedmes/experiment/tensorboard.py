@@ -1,4 +1,4 @@
-"""Event files for TensorBoard, written while a run goes on."""
+"""Event files for TensorBoard, written during a run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NO_QUANTITIES = (*PLACE, "reason")
 
 @contextmanager
 def event_files(directory: Path, seeds: Sequence[int]) -> Iterator[Listener]:
-    """A listener that writes a folder a seed. Steps are communication rounds: after each, the mean
-    over clients of every column of `rounds.csv`; where a client has finished a task, the metrics of
-    `result.json` as they stand."""
+    """A listener that writes one folder per seed. Steps are communication rounds: after each, the
+    mean over clients of every column of `rounds.csv`; when a client has finished a task, the
+    current metrics of `result.json`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -38,15 +38,16 @@ def event_files(directory: Path, seeds: Sequence[int]) -> Iterator[Listener]:
     def listener(now: Progress) -> None:
         step = now.rounds_done
         if not writers:  # what an earlier attempt wrote of this round and later ones does not count
-            writers.extend(
-                SummaryWriter(str(directory / f"seed{seed}"), purge_step=step) for seed in seeds
-            )
+            for seed in seeds:
+                writers.append(SummaryWriter(str(directory / f"seed{seed}"), purge_step=step))
         for place, (seed, writer) in enumerate(zip(seeds, writers, strict=True)):
             rows = [row for row in now.rows if row["seed"] == seed]
-            for name in dict.fromkeys(
-                name for row in rows for name in row if name not in NO_QUANTITIES
-            ):
-                values = [float(row[name]) for row in rows if name in row]
+            quantities: dict[str, list[float]] = {}
+            for row in rows:
+                for name in row:
+                    if name not in NO_QUANTITIES:
+                        quantities.setdefault(name, []).append(float(row[name]))
+            for name, values in quantities.items():
                 writer.add_scalar(f"round/{name}", float(np.mean(values)), step)
             for name, table in now.scores.items():
                 found = metrics.summary(table[place : place + 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ State = tuple[Tensors, dict[str, Any]]  # of a run, as a checkpoint has it
 
 @contextmanager
 def alone_in(directory: Path, config: Config) -> Iterator[None]:
-    """No other process works in the directory, which holds this run or nothing."""
+    """No other process works in the directory, which contains this run or nothing."""
     run_dir.check_claim(directory, config)
     with ExitStack() as stack:
         try:
@@ -36,105 +37,139 @@ def alone_in(directory: Path, config: Config) -> Iterator[None]:
 
 @contextmanager
 def working_in(directory: Path, config: Config) -> Iterator[None]:
-    """Alone in a directory, in which a disk that fills up loses nothing that was saved."""
+    """Alone in a directory; a disk that fills up loses nothing that was saved."""
     try:
         with alone_in(directory, config), numerics(config):
             yield
     except ConnectionError:  # of a federation; the disk is innocent
         raise
     except OSError as error:
-        again = (
-            "start the run again"
-            if config.federation.sites
-            else run_dir.resume_command(directory, config)
-        )
-        reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        again = run_dir.resume_command(directory, config)
+        if config.federation.sites:
+            again = "start the run again"
+        reason = error.strerror
+        if error.filename:
+            reason = f"{reason}: {error.filename}"
         raise UserError(
-            f"{directory}: the results cannot be written ({reason}); what was saved is intact; to go on: {again}"
+            f"{directory}: the results cannot be written ({reason}); "
+            f"what was saved is intact; to resume: {again}"
         ) from None
 
 
-def train(
-    engine: Engine,
-    config: Config,
-    directory: Path,
-    total: int | None,
-    on_progress: Listener | None,
-    resume: bool,
-    stop: Callable[[], bool] = lambda: False,
-    state: State | None = None,
-    more: Callable[[], bool] = lambda: True,
-    protocols: Iterable[str] = (),
-    made_from: Mapping[str, str | None] | None = None,
-) -> Recorder:
-    """Round after round, with checkpoints: so many, and as long as there is more to do.
-    `protocols`: the engine's."""
+@dataclass(frozen=True)
+class Training:
+    """What is trained where, and when it ends."""
+
+    config: Config
+    directory: Path
+    total: int | None  # rounds; None: as long as there is more to do
+    on_progress: Listener | None = None
+    resume: bool = False  # from the directory's checkpoint
+    state: State | None = None  # where to begin if there is no checkpoint
+    stop: Callable[[], bool] = lambda: False  # save after this round and end there?
+    protocols: Iterable[str] = ()  # names of further evaluation protocols
+    made_from: Mapping[str, str | None] = field(default_factory=dict)
+    more: Callable[[], bool] = lambda: True  # is there anything to do in another round?
+
+    def about(self) -> dict[str, Any]:
+        """What every checkpoint of this training says."""
+        return {
+            "config": run_dir.comparable(self.config),
+            "made_from": dict(self.made_from),
+        }
+
+
+def train(engine: Engine, training: Training) -> Recorder:
+    """Round after round, with checkpoints."""
     began = time.perf_counter()
+    config = training.config
     if config.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    recorder = Recorder(config, protocols)
-    what = {"config": run_dir.comparable(config), "made_from": dict(made_from or {})}
-    found = checkpoint.latest(directory) if resume else None
-    if found is None:
-        checkpoint.clear(directory)
-        if state is not None:
-            checkpoint.save(directory, int(state[1]["rounds_done"]), state[0], state[1] | what)
-    done = _restored(engine, recorder, found or state, directory, total)
-
-    schedule = checkpoint.Schedule(config.checkpoint.every, done)
-
-    def save(rounds_done: int) -> None:
-        arrays, about = recorder.save()
-        about |= {"rounds_done": rounds_done} | what
-        checkpoint.save(directory, rounds_done, engine.snapshot() | arrays, about)
-        schedule.saved(rounds_done)
-
-    seconds, g = recorder.seconds, done
-    before, compiled = seconds["total"], seconds["compile"]
-    while g != total and more():
+    recorder = Recorder(config, training.protocols)
+    done = _begin(engine, recorder, training)
+    saver = _Saver(engine, recorder, training, done)
+    seconds = recorder.seconds
+    before = dict(seconds)
+    g = done
+    while g != training.total and training.more():
         start = time.perf_counter()
         rows = engine.round(g)
         middle = time.perf_counter()
         scores = engine.evaluate(g)
-        seconds["train"] += middle - start - (engine.compile_seconds if g == done else 0)
-        seconds["eval"] += time.perf_counter() - middle
-        seconds["compile"] = compiled + engine.compile_seconds
-        seconds["total"] = before + time.perf_counter() - began
-        recorder.enter(rows, scores)
+        end = time.perf_counter()
+        seconds["train"] += middle - start
+        if g == done:
+            seconds["train"] -= engine.compile_seconds
+        seconds["eval"] += end - middle
+        seconds["compile"] = before["compile"] + engine.compile_seconds
+        seconds["total"] = before["total"] + end - began
+        recorder.record(rows, scores)
         g += 1
-        if on_progress is not None:
-            on_progress(recorder.progress(g, total, scores))
-        stopping = stop() and g != total
-        if stopping or schedule.due(bool(scores)):
-            save(g)
+        if training.on_progress is not None:
+            training.on_progress(recorder.progress(g, training.total, scores))
+        stopping = training.stop() and g != training.total
+        if stopping or saver.schedule.due(bool(scores)):
+            saver.save(g)
         if stopping:
-            of = "" if total is None else f" of {total}"
-            raise Stopped(
-                f"stopped after round {g}{of}; to go on: {run_dir.resume_command(directory, config)}"
-            )
-    if to_go_on_from(config) and schedule.rounds_saved < g:
-        save(g)
+            raise Stopped(_stopped(training, g))
+    if keeps_state(config) and saver.schedule.rounds_saved < g:
+        saver.save(g)
     return recorder
 
 
-def to_go_on_from(config: Config) -> bool:
-    """Is the last state kept when a run is over?"""
+def keeps_state(config: Config) -> bool:
+    """Is the last state kept when a run is over, so that it can be extended?"""
     return config.output.models == "all" and config.checkpoint.every != "never"
 
 
-def _restored(
-    engine: Engine, recorder: Recorder, state: State | None, directory: Path, total: int | None
-) -> int:
-    """How many rounds are done, where the engine and the book now stand."""
-    if state is None:
+class _Saver:
+    """Writes the checkpoints of a training."""
+
+    def __init__(self, engine: Engine, recorder: Recorder, training: Training, done: int) -> None:
+        self.engine = engine
+        self.recorder = recorder
+        self.training = training
+        self.schedule = checkpoint.Schedule(training.config.checkpoint.every, done)
+
+    def save(self, rounds_done: int) -> None:
+        arrays, about = self.recorder.save()
+        about |= {"rounds_done": rounds_done} | self.training.about()
+        tensors = self.engine.snapshot() | arrays
+        checkpoint.save(self.training.directory, rounds_done, tensors, about)
+        self.schedule.saved(rounds_done)
+
+
+def _stopped(training: Training, rounds_done: int) -> str:
+    of_all = "" if training.total is None else f" of {training.total}"
+    command = run_dir.resume_command(training.directory, training.config)
+    return f"stopped after round {rounds_done}{of_all}; to resume: {command}"
+
+
+def _begin(engine: Engine, recorder: Recorder, training: Training) -> int:
+    """Restore engine and recorder, if there is anything to begin with; how many rounds are done."""
+    directory = training.directory
+    found = checkpoint.latest(directory) if training.resume else None
+    if found is not None:
+        return _restored(engine, recorder, found, training)
+    checkpoint.clear(directory)
+    if training.state is None:
         return 0
+    tensors, about = training.state
+    checkpoint.save(directory, int(about["rounds_done"]), tensors, about | training.about())
+    return _restored(engine, recorder, training.state, training)
+
+
+def _restored(engine: Engine, recorder: Recorder, state: State, training: Training) -> int:
+    """Engine and recorder continue from a state; how many rounds are done."""
+    tensors, about = state
     try:
-        _check(state, recorder.config, total)
-        engine.restore(state[0])
-        recorder.restore(*state)
-        return int(state[1]["rounds_done"])
+        _check(state, training.config, training.total)
+        engine.restore(tensors)
+        recorder.restore(tensors, about)
+        return int(about["rounds_done"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
+        place = training.directory
+        raise UserError(f"{place}: its checkpoint does not fit the run ({error})") from None
 
 
 def _check(state: State, config: Config, total: int | None) -> None:
@@ -142,11 +177,8 @@ def _check(state: State, config: Config, total: int | None) -> None:
     if about["rounds_done"] < 0 or (total is not None and about["rounds_done"] > total):
         raise ValueError(f"round {about['rounds_done']} of {total}")
     if config.engine.name == "flower":
-        return  # what sites have learned, they know
+        return  # the sites know what they have learned
     learned = tensors["learned"]
-    if (
-        learned.shape != (len(config.seeds), config.clients)
-        or learned.min() < -1
-        or learned.max() >= config.tasks
-    ):
+    expected = (len(config.seeds), config.clients)
+    if learned.shape != expected or learned.min() < -1 or learned.max() >= config.tasks:
         raise ValueError("tasks learned that there are not")

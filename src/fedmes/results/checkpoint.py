@@ -48,7 +48,7 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
         there = "the last one is intact" if _rounds(folder) else "there is none yet"
         raise UserError(
             f"{folder}: no checkpoint could be written ({error.strerror}); {there}; "
-            f"to go on: fedmes resume {run}"
+            f"to resume: fedmes resume {run}"
         ) from None
     keep(run, GENERATIONS)
 

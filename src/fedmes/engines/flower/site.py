@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedmes.engines.client_data import Site
+from fedmes.engines.client_data import ClientData
 from fedmes.engines.flower.answers import Facts, Hello, Scored, Trained, Work
 from fedmes.engines.flower.privacy import protected
 from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
@@ -45,7 +45,7 @@ class SiteClient:
         directory: Path,
         method: Method,
         initial: Tensors,
-        site: Site,
+        site: ClientData,
         save_predictor: Callable[[Tensors, int], None],
         *,
         scheduled: bool,

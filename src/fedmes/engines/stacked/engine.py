@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
-from fedmes.engines.client_data import IDLE, Federation, Samples, Site
+from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.loop import client_predictor
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import NO_AVERAGE, REJECTIONS, finite, screen_updates
@@ -103,7 +103,7 @@ class StackedEngine:
             lanes = max(1, min(torch.get_num_threads(), self.clients, together))
         self.steps, self.widths, longest = lay_out(self.plans, lanes, together)
         self.lanes = [Lane(self.method, self.batches, self.widths, longest, self._clients)]
-        # A module serves one thread at a time, so every lane has a method (and network) of its own;
+        # A module serves one thread at a time, so every lane has its own method and network;
         # frozen parameters are shared.
         frozen = [p for part in self.method.net.frozen for p in part.parameters()]
         for _ in range(lanes - 1):
@@ -222,7 +222,7 @@ class StackedEngine:
             lane.load(plan.tables)
         threads = torch.get_num_threads()
         if len(self.lanes) > 1:
-            torch.set_num_threads(1)  # each lane is a thread of its own
+            torch.set_num_threads(1)  # each lane has its own thread
         try:
             if self._compile:
                 self._compile = False
@@ -294,9 +294,9 @@ class StackedEngine:
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
         state = {name: t[seed, client] for name, t in self.state.items()}
-        site = Site(client, self.federations[seed], self.samples, self.method.config)
+        data = ClientData(client, self.federations[seed], self.samples, self.method.config)
         task = max(self.learned[seed, client], 0)
-        return client_predictor(self.protocols[""], state, self.server_state(seed), task, site)
+        return client_predictor(self.protocols[""], state, self.server_state(seed), task, data)
 
     # --- plans ------------------------------------------------------------------------------------
 

@@ -39,12 +39,12 @@ class Group(NamedTuple):
 
     start: int  # the number of the first one
     plans: Grid
-    ended: Grid  # the index of the task that has just ended; None: the client's goes on
+    ended: Grid  # the index of the task that has just ended; None: the client's continues
     clients: Clients
 
 
 def score(group: Group, batches: Batches, protocols: Mapping[str, EvalProtocol]) -> list[Score]:
-    """Accuracies, under every protocol, of the clients whose task has ended."""
+    """Accuracies, under every protocol, of the clients that have ended a task."""
     alike: dict[str, list[str]] = {}
     for name, protocol in protocols.items():
         alike.setdefault(protocol.prediction(), []).append(name)
@@ -104,7 +104,7 @@ def _tuned(group: Group, batches: Batches, method: Method, predictor: Tensors) -
 
 
 def _of_ended(group: Group, samples: Callable[[Plan, int], Ints]) -> Grid:
-    """Sample numbers of the clients whose task has ended, none of the others."""
+    """Sample numbers of the clients that have ended a task, none of the others."""
 
     def chosen(plan: Plan, task: int | None) -> Ints:
         return NO_SAMPLES if task is None else samples(plan, task)

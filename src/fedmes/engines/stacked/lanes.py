@@ -95,8 +95,8 @@ class Layout(NamedTuple):
 
 def lay_out(plans: Grid, lanes: int, together: int) -> Layout:
     """For so many clients of each seed that fit in memory together."""
-    everybody = [plan for row in plans for plan in row]
-    rounds = range(max(len(plan.position) for plan in everybody))
+    all_plans = [plan for row in plans for plan in row]
+    rounds = range(max(len(plan.position) for plan in all_plans))
     shared = []
     for g in rounds:
         steps: Ints = np.array(each(lambda plan, g=g: plan.steps(g), plans))
@@ -105,8 +105,8 @@ def lay_out(plans: Grid, lanes: int, together: int) -> Layout:
     widths = Widths(
         seeds=len(plans),
         slots=timetable.width_for(one_lane, max(1, together // lanes)),
-        batch=max(plan.batch_width for plan in everybody),
-        memory=max(plan.memory_width for plan in everybody),
+        batch=max(plan.batch_width for plan in all_plans),
+        memory=max(plan.memory_width for plan in all_plans),
     )
     longest = max(timetable.length_for(steps, widths.slots) for steps in one_lane)
     return Layout(np.stack(shared), widths, longest)

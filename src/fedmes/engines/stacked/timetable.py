@@ -22,7 +22,7 @@ from fedmes.common.keyed_random import Ints
 class Timetable:
     """Tables [step, seed, slot]."""
 
-    client: Ints  # -1: nobody
+    client: Ints  # -1: none
     own_step: Ints  # which of its own steps the client makes
 
     @property
@@ -31,8 +31,8 @@ class Timetable:
 
     def changes(self) -> list[tuple[int, Ints, Ints]]:
         """(before step, entering, leaving), in order; clients as rows (seed, slot, client)."""
-        nobody = np.full_like(self.client[:1], -1)
-        padded = np.concatenate([nobody, self.client, nobody])
+        none = np.full_like(self.client[:1], -1)
+        padded = np.concatenate([none, self.client, none])
         differ = padded[1:] != padded[:-1]
         changes = []
         for step in np.flatnonzero(differ.any(axis=(1, 2))).tolist():
@@ -102,7 +102,7 @@ def make(steps: Sequence[Sequence[int]] | Ints, width: int) -> Timetable:
 
 
 def _order(begin: int, count: int, length: int) -> Ints:
-    """The steps of a client in the order in which they lie on the slots: where a slot ends, the
+    """The steps of a client in the order in which they are on the slots: where a slot ends, the
     client's first steps follow, at the start of the next slot."""
     to_the_end = length - begin % length
     late = min(count, to_the_end)
