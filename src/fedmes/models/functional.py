@@ -1,5 +1,4 @@
-"""A torch module as pure functions of (parameters, input), so that any engine can run, stack and
-ship it."""
+"""A torch module as pure functions of (parameters, input), which any engine can run and stack."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedmes.errors import UserError
 from fedmes.models.networks import MODELS
@@ -22,7 +21,7 @@ DROPOUT_OFF = -1
 
 
 class KeyedDropout(nn.Module):
-    """Dropout whose mask is a hash of a key: the same in a loop, in a stack and after a resume.
+    """Dropout with a hash of a key as its mask: the same in a loop, in a stack and after a resume.
 
     A generator in a stacked step would serve the whole stack: a client's numbers would depend on
     its neighbours.
@@ -32,15 +31,22 @@ class KeyedDropout(nn.Module):
 
     def __init__(self, p: float, whole_channels: bool, salt: int) -> None:
         super().__init__()
-        self.p, self.whole_channels, self.salt = p, whole_channels, salt
+        self.p = p
+        self.whole_channels = whole_channels
+        self.salt = salt
 
     def forward(self, x: Tensor) -> Tensor:
         if self.key is None:
             return x
-        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if self.whole_channels else tuple(x.shape)
+        shape = tuple(x.shape)
+        if self.whole_channels:
+            shape = (*shape[:2], *[1] * (x.ndim - 2))
         noise = hashed_uniforms(self.key + (self.salt << 32), shape)
         dropped = torch.where(noise >= self.p, x / (1 - self.p), 0.0)
         return torch.where(self.key == DROPOUT_OFF, x, dropped)
+
+
+MIXING = ((33, -0x61C8864680B583EB), (30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
 
 
 def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -48,18 +54,14 @@ def hashed_uniforms(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     place)."""
     place = torch.arange(math.prod(shape), device=key.device).reshape(shape)
     h = key * 0x2545F4914F6CDD1D + place
-    for shift, factor in (
-        (33, -0x61C8864680B583EB),
-        (30, -0x40A7B892E31B1A47),
-        (27, -0x6B2FB644ECCEEE15),
-    ):
+    for shift, factor in MIXING:
         h = (h ^ ((h >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)
 
 
 def plain_layout(layer: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-    """On a CPU, torch cannot map GroupNorm over images with their channels last, as a convolution
-    may leave them."""
+    """Before a GroupNorm. On a CPU, torch cannot map one over images with channels last, which is
+    how a convolution may leave them."""
     return (given[0].contiguous(),)
 
 
@@ -95,20 +97,20 @@ class Net:
     def __init__(
         self, module: nn.Module, shape: tuple[int, ...], classes: int, samples: Tensor | None = None
     ) -> None:
-        """`samples`: three real ones, to see whether the module can take them; a server of sites
-        has none."""
-        if not isinstance(getattr(module, "head", None), nn.Linear) or not callable(
-            getattr(module, "features", None)
-        ):
+        """`samples`: three real ones, to try the module with; a server of sites has none."""
+        name = type(module).__name__
+        has_head = isinstance(getattr(module, "head", None), nn.Linear)
+        if not has_head or not callable(getattr(module, "features", None)):
             raise UserError(
-                f"model {type(module).__name__} needs `head`, its last nn.Linear, and `features(x)`, that layer's input"
+                f"model {name} needs `head`, its last nn.Linear, "
+                "and `features(x)`, that layer's input"
             )
         self.classes = classes
         # layers may compute in fewer bits than weights and losses have
         self.compute: torch.dtype | None = None
-        # May calls be mapped, over clients or over a batch and the memory beside it? Our own
-        # networks can wherever they run, and they take images in any layout; a user's only where
-        # the stacked engine has tried it.
+        # May calls be mapped, over clients or over a batch and a memory batch? Built-in networks
+        # can wherever they run, and they take images in any layout; custom ones only where the
+        # stacked engine has tried it.
         self.mapped = self.ours = type(module) in MODELS.values()
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
@@ -122,7 +124,7 @@ class Net:
         }
         if not self.initial:
             raise UserError(
-                f"model {type(module).__name__} has no parameter with requires_grad=True, nothing to train"
+                f"model {name} has no parameter with requires_grad=True, nothing to train"
             )
         frozen = {name: p for name, p in own.items() if not p.requires_grad}
         self.frozen = _frozen_parts(module)
@@ -135,7 +137,7 @@ class Net:
     def to(
         self, device: torch.device, dtype: torch.dtype, compute: torch.dtype | None = None
     ) -> Net:
-        # for what is frozen and for buffers; parameters are always passed in
+        """Move frozen parameters and buffers; trained parameters are always passed in."""
         self.parts.to(device, compute or dtype)
         self.compute = compute
         return self
@@ -152,16 +154,18 @@ class Net:
         """Class scores of several sets of weights [T, ...] for the same samples."""
         if self.mapped:
             return vmap(self.logits, in_dims=(0, None))(params, x)
-        sets = range(len(next(iter(params.values()))))
-        return torch.stack(
-            [self.logits({name: p[i] for name, p in params.items()}, x) for i in sets]
-        )
+        logits = []
+        for i in range(len(next(iter(params.values())))):
+            one = {name: p[i] for name, p in params.items()}
+            logits.append(self.logits(one, x))
+        return torch.stack(logits)
 
     def embedding(self, params: Tensors, x: Tensor) -> Tensor:
         """The representation P_w(x) that nearest neighbours are sought in."""
         return self._call(params, x, ("embedding",))[0].flatten(1)
 
     def logits_and_embedding(self, params: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both in one pass."""
         logits, embedding = self._call(params, x, ("logits", "embedding"))
         return logits, embedding.flatten(1)
 
@@ -177,8 +181,7 @@ class Net:
     def _plain_gradient(
         self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool
     ) -> tuple[Tensors, Any]:
-        """By plain autograd, which any module can bear; and a module in training knows that it
-        is."""
+        """By plain autograd, which works for any module; `module.training` is true meanwhile."""
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         self._train(True)
         try:
@@ -186,29 +189,31 @@ class Net:
                 answer = loss(leaves)
                 value = answer[0] if has_aux else answer
                 if value.requires_grad:
-                    slopes = torch.autograd.grad(
-                        value, list(leaves.values()), materialize_grads=True
-                    )
-                else:  # no sample, no slope
+                    weights = list(leaves.values())
+                    slopes = torch.autograd.grad(value, weights, materialize_grads=True)
+                else:  # there was no sample
                     slopes = tuple(torch.zeros_like(p) for p in params.values())
         finally:
             self._train(False)
-        values = tuple(t.detach() for t in answer) if has_aux else value.detach()
-        return dict(zip(leaves, slopes, strict=True)), values
+        gradient = dict(zip(leaves, slopes, strict=True))
+        if has_aux:
+            return gradient, tuple(t.detach() for t in answer)
+        return gradient, value.detach()
 
     def stackable(self) -> bool:
         """Can torch map a step and a prediction over clients? Not every layer has a rule for that
-        (a GRU has none), and a module that asks whether it is in training cannot be in it for a
-        batch and not for the memory beside it."""
+        (a GRU has none), and a module that depends on `self.training` cannot be in training for a
+        batch and not for a memory batch in the same step."""
         params = {name: p.expand(2, 2, *p.shape).clone() for name, p in self.initial.items()}
         x = self.samples.expand(2, 2, *self.samples.shape).clone()
         keys = torch.tensor([1, DROPOUT_OFF])
 
         def step(params: Tensors, x: Tensor) -> object:
             def slope(x: Tensor, key: Tensor) -> Tensors:
-                return grad_and_value(lambda p: self.logits(p, x, key).logsumexp(-1).sum())(params)[
-                    0
-                ]
+                def loss(params: Tensors) -> Tensor:
+                    return self.logits(params, x, key).logsumexp(-1).sum()
+
+                return grad(loss)(params)
 
             return slope(x, keys[0]), vmap(slope)(torch.stack([x, x]), keys)
 
@@ -232,10 +237,9 @@ class Net:
     ) -> tuple[Tensor, ...]:
         outside = next(iter(params.values())).dtype
         if len(x) == 0:  # many modules fail without a sample
-            return tuple(
-                torch.zeros(0, self.widths[part], dtype=outside, device=x.device) for part in parts
-            )
-        # `contiguous` alone would leave one channel where it was, behind the columns
+            empty = torch.zeros(0, 0, dtype=outside, device=x.device)
+            return tuple(empty.new_zeros(0, self.widths[part]) for part in parts)
+        # `contiguous` alone would leave a single channel where it was, behind the columns
         if x.ndim == 4 and not self.ours:
             x = x.reshape(-1).view(x.shape)
         inside = self.compute or outside
@@ -249,7 +253,7 @@ class Net:
         return tuple(t.to(outside) for t in answer)
 
     def _train(self, training: bool) -> None:
-        """What `self.training` says inside of the module; what is frozen never trains."""
+        """The module's `self.training`; frozen parts never train."""
         self.parts.train(training)
         for part in self.frozen:
             part.eval()
@@ -271,44 +275,50 @@ class Net:
                 self._swap_dropout(child)
 
     def _check(self, samples: Tensor, shape: tuple[int, ...]) -> dict[str, int]:
-        """The module fits the data, and a sample's answer does not depend on the rest of its batch.
-        Returns how many numbers it answers with."""
-        module = self.parts.module
-        name = type(module).__name__
-        before = {key: b.clone() for key, b in module.named_buffers()}
+        """The module fits the data, and a sample's logits do not depend on the rest of its batch.
+        Returns the widths of its logits and embeddings."""
+        name = type(self.parts.module).__name__
         try:
-            together, again, two = (self._trained_on(x) for x in (samples, samples, samples[:2]))
-            moved = any(not torch.equal(before[key], b) for key, b in module.named_buffers())
-            if not moved and not torch.allclose(together, again, rtol=0, atol=0, equal_nan=True):
-                raise UserError(
-                    f"model {name} draws random numbers of its own, which no engine could repeat; "
-                    "use nn.Dropout layers, and 0 for a built-in layer's own dropout"
-                )
-            if (
-                moved
-                or not _close(together[:2], two)
-                or not _close(two[:1], self._trained_on(samples[:1]))
-            ):
-                raise UserError(
-                    f"model {name} uses batch statistics, which cannot be averaged over clients; "
-                    "use nn.GroupNorm or nn.LayerNorm instead of nn.BatchNorm, or freeze it (requires_grad=False)"
-                )
+            logits = self._independent_logits(samples, name)
             with torch.no_grad():
                 _, embedding = self.logits_and_embedding(self.initial, samples[:1])
         except UserError:
             raise
-        except Exception as error:  # a user's module may raise anything
+        except Exception as error:  # a custom module may raise anything
             text = (str(error).splitlines() or [""])[0]
             kind = "" if samples.is_floating_point() else "whole numbers, such as token ids, in "
             raise UserError(
-                f"model {name} cannot take {kind}samples of shape {shape}: {type(error).__name__}: {text}"
+                f"model {name} cannot take {kind}samples of shape {shape}: "
+                f"{type(error).__name__}: {text}"
             ) from None
-        if together.shape != (3, self.classes):
+        if logits.shape != (3, self.classes):
             raise UserError(
-                f"model {name} answers with shape {tuple(together.shape[1:])} a sample; "
+                f"model {name} answers with shape {tuple(logits.shape[1:])} a sample; "
                 f"{self.classes} class scores are needed"
             )
         return {"logits": self.classes, "embedding": embedding.shape[1]}
+
+    def _independent_logits(self, samples: Tensor, name: str) -> Tensor:
+        """Logits of the three samples, which are the same each time and in any batch."""
+        module = self.parts.module
+        before = {key: b.clone() for key, b in module.named_buffers()}
+        together = self._trained_on(samples)
+        again = self._trained_on(samples)
+        two = self._trained_on(samples[:2])
+        moved = any(not torch.equal(before[key], b) for key, b in module.named_buffers())
+        if not moved and not torch.allclose(together, again, rtol=0, atol=0, equal_nan=True):
+            raise UserError(
+                f"model {name} draws random numbers of its own, which no engine could repeat; "
+                "use nn.Dropout layers, and 0 for a built-in layer's own dropout"
+            )
+        apart = not moved and _close(together[:2], two)
+        if not apart or not _close(two[:1], self._trained_on(samples[:1])):
+            raise UserError(
+                f"model {name} uses batch statistics, which cannot be averaged over clients; use "
+                "nn.GroupNorm or nn.LayerNorm instead of nn.BatchNorm, or freeze it "
+                "(requires_grad=False)"
+            )
+        return together
 
     def _trained_on(self, samples: Tensor) -> Tensor:
         """The logits of a training step, with its backward pass."""
@@ -329,12 +339,15 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _frozen_parts(module: nn.Module) -> list[nn.Module]:
-    """The largest parts of which no parameter is trained; normalisation and the like inside never
-    train either."""
+    """The largest parts without a trained parameter; normalisation and the like inside never train
+    either."""
     trained = [p.requires_grad for p in module.parameters()]
     if trained and not any(trained):
         return [module]
-    return [part for child in module.children() for part in _frozen_parts(child)]
+    parts: list[nn.Module] = []
+    for child in module.children():
+        parts += _frozen_parts(child)
+    return parts
 
 
 def _sha256(tensors: Tensors) -> str:

@@ -69,12 +69,17 @@ class _Convolutional(Network):
         self, conv: nn.Sequential, fc: nn.Sequential, head: nn.Linear, sought: str
     ) -> None:
         super().__init__()
-        self.conv, self.fc, self.head, self.sought = conv, fc, head, sought
+        self.conv = conv
+        self.fc = fc
+        self.head = head
+        self.sought = sought
 
     def features_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
         maps = self.conv(x)
         features = self.fc(maps)
-        return features, maps.flatten(1) if self.sought == "conv" else features
+        if self.sought == "conv":
+            return features, maps.flatten(1)
+        return features, features
 
 
 class CNN2(_Convolutional):
@@ -90,10 +95,12 @@ class CNN2(_Convolutional):
     ) -> None:
         channels, height, breadth = _image(shape, "cnn2", least=4)
         _refuse_other_than(("fc", "conv"), features, "cnn2")
-        conv = nn.Sequential(
-            nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout),
-            nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout), nn.Flatten(),
-        )  # fmt: skip
+        layers: list[nn.Module] = []
+        for out in (32, 64):
+            layers += [nn.Conv2d(channels, out, 5, padding=2), nn.ReLU()]
+            layers += [nn.MaxPool2d(2), nn.Dropout(dropout)]
+            channels = out
+        conv = nn.Sequential(*layers, nn.Flatten())
         fc = nn.Sequential(
             nn.Linear(64 * (height // 4) * (breadth // 4), width), nn.ReLU(), nn.Dropout(dropout)
         )
@@ -122,20 +129,22 @@ class CNN6(_Convolutional):
         fc = nn.Sequential(
             nn.Linear(128 * (height // 8) * (breadth // 8), width), nn.ReLU(), nn.Dropout(dropout)
         )
-        super().__init__(
-            nn.Sequential(*layers, nn.Flatten()), fc, nn.Linear(width, classes), features
-        )
+        conv = nn.Sequential(*layers, nn.Flatten())
+        super().__init__(conv, fc, nn.Linear(width, classes), features)
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which follows in stride and channels."""
+    """Two 3x3 convolutions and a shortcut with the same stride and channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.GroupNorm(groups, outputs), nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(groups, outputs),
-        )  # fmt: skip
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.GroupNorm(groups, outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.GroupNorm(groups, outputs),
+        )
         self.downsample = nn.Sequential()
         if inputs != outputs:
             self.downsample.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
@@ -161,7 +170,7 @@ class ResNet18(_Convolutional):
         _refuse_other_than(("fc", "conv"), features, "resnet18")
         if width % 4:
             raise UserError(f"model.width: resnet18 needs a multiple of 4, not {width}")
-        # 32 for 64 channels, 4 for 20; two channels a group at least
+        # 32 for 64 channels, 4 for 20; at least two channels per group
         groups = min(math.gcd(32, width), width // 2)
         stride = 1 if stem == 3 else 2
         conv = nn.Sequential(
@@ -196,8 +205,8 @@ class _Attention(nn.Module):
 
 
 class _Layer(nn.Module):
-    """A block of the transformer; both parts are added to what they are given the normalised form
-    of."""
+    """A block of the transformer: attention and MLP, each on the normalised input and added to
+    it."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -205,9 +214,12 @@ class _Layer(nn.Module):
             nn.LayerNorm(width), _Attention(width, heads), nn.Dropout(dropout)
         )
         self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width),
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
             nn.Dropout(dropout),
-        )  # fmt: skip
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(x)
@@ -217,7 +229,8 @@ class _Layer(nn.Module):
 class ViT(Network):
     """A small vision transformer: 6 blocks, 3 heads, patches of 4 or 8 pixels, mean over places."""
 
-    depth, heads = 6, 3
+    depth = 6
+    heads = 3
 
     def __init__(
         self,
@@ -235,12 +248,14 @@ class ViT(Network):
         self.patch = 4 if max(height, breadth) <= 40 else 8
         if height % self.patch or breadth % self.patch:
             raise UserError(
-                f"model vit cuts images into patches of {self.patch}x{self.patch} pixels, which do not fill "
-                f"{height}x{breadth}; set data.image_size to a multiple of {self.patch}"
+                f"model vit cuts images into patches of {self.patch}x{self.patch} pixels, "
+                f"which do not fill {height}x{breadth}; "
+                f"set data.image_size to a multiple of {self.patch}"
             )
         if width % self.heads:
             raise UserError(
-                f"model.width: vit has {self.heads} heads and needs a multiple of {self.heads}, not {width}"
+                f"model.width: vit has {self.heads} heads and needs a multiple of {self.heads}, "
+                f"not {width}"
             )
         self.patches = nn.Linear(channels * self.patch**2, width)
         self.position = nn.Parameter(0.02 * torch.randn(height * breadth // self.patch**2, width))
@@ -257,13 +272,16 @@ class ViT(Network):
             x = block(x)
             outputs.append(x)
         features = self.norm(x).mean(1)
-        return features, features if self.sought is None else outputs[self.sought].mean(1)
+        if self.sought is None:
+            return features, features
+        return features, outputs[self.sought].mean(1)
 
 
 def _image(shape: tuple[int, ...], name: str, least: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < least:
         raise UserError(
-            f"model {name} needs images of at least {least}x{least}, the data has shape {shape}; use --model mlp"
+            f"model {name} needs images of at least {least}x{least}, "
+            f"the data has shape {shape}; use --model mlp"
         )
     return shape[0], shape[1], shape[2]
 
@@ -284,17 +302,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def options(config: Config) -> dict[str, Any]:
-    """What a configuration says about its network; what it leaves open is the network's own
-    choice."""
+    """A network's options in a configuration; what has no value is the network's choice."""
     model = config.model
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "width": model.width,
         "stem": model.stem,
         "dropout": model.dropout or None,
     }
     if config.knn.features != "fc":
-        said["features"] = config.knn.features
-    return {name: value for name, value in said.items() if value is not None}
+        given["features"] = config.knn.features
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def build(
@@ -306,8 +323,8 @@ def build(
     samples: Tensor | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A network with initial weights that depend on the seed alone, whatever was drawn before. Lazy
-    layers see their sizes in the samples."""
+    """A network with initial weights that depend on the seed alone. Lazy layers take their sizes
+    from the samples."""
     if factory in MODELS.values():
         _check_size(_call, name, factory, shape, classes, options)
     with torch.random.fork_rng(devices=[]):

@@ -37,20 +37,20 @@ class Tile(NamedTuple):
 
 
 def forward_tile(outputs: int, inputs: int) -> Tile:
-    """The best of some ten, measured on an H200 for 3 to 128 channels a client."""
+    """The best of some ten, measured on an H200 for 3 to 128 channels per client."""
     if outputs >= 128:
         return Tile(128, 128, 32, 8)
     return Tile(128, 64, 64 if outputs <= 32 < inputs else 32, 4)
 
 
 def weight_tile(outputs: int, inputs: int) -> Tile:
+    """The same for gradients to weights."""
     if outputs >= 128:
         return Tile(64, 128, 64, 8)
     return Tile(128 if inputs < 16 else 64, 64, 64, 4)
 
 
-# that keep a GPU busy; fewer clients than that takes share a sum over pixels between several
-# programs
+# programs that keep a GPU busy; with fewer clients, several programs share a sum over pixels
 PROGRAMS = 1024
 
 
@@ -59,8 +59,10 @@ PROGRAMS = 1024
 
 @triton.jit
 def _convolve(  # type: ignore[no-untyped-def]
-    x, w, out, pixels, groups: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, oh: tl.constexpr, ow: tl.constexpr,
-    ci: tl.constexpr, co: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr, pad_h: tl.constexpr, pad_w: tl.constexpr,
+    x, w, out, pixels, groups: tl.constexpr,
+    h: tl.constexpr, wd: tl.constexpr, oh: tl.constexpr, ow: tl.constexpr,
+    ci: tl.constexpr, co: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
+    pad_h: tl.constexpr, pad_w: tl.constexpr,
     PIXELS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
     """[out, in] x [in, pixel] products, added up over taps and blocks of input channels."""
@@ -69,12 +71,14 @@ def _convolve(  # type: ignore[no-untyped-def]
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     i = tl.arange(0, IN)
     n = (p // (oh * ow)).to(tl.int64)
-    y, z = p // ow % oh, p % ow
+    y = p // ow % oh
+    z = p % ow
     image = x + n * (groups * ci * h * wd) + group * ci * h * wd
     kernel = w + group * kh * kw * co * ci
     total = tl.zeros([OUT, PIXELS], tl.float32)
     for tap in range(kh * kw):
-        iy, iz = y + tap // kw - pad_h, z + tap % kw - pad_w
+        iy = y + tap // kw - pad_h
+        iz = z + tap % kw - pad_w
         inside = (p < pixels) & (iy >= 0) & (iy < h) & (iz >= 0) & (iz < wd)
         at = image + iy * wd + iz
         for c in range(0, ci, IN):
@@ -100,9 +104,11 @@ def _convolve(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _weight_gradient(  # type: ignore[no-untyped-def]
-    x, g, out, pixels, share, groups: tl.constexpr, h: tl.constexpr, wd: tl.constexpr, oh: tl.constexpr,
-    ow: tl.constexpr, ci: tl.constexpr, co: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr, pad_h: tl.constexpr,
-    pad_w: tl.constexpr, PIXELS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    x, g, out, pixels, share, groups: tl.constexpr,
+    h: tl.constexpr, wd: tl.constexpr, oh: tl.constexpr, ow: tl.constexpr,
+    ci: tl.constexpr, co: tl.constexpr, kh: tl.constexpr, kw: tl.constexpr,
+    pad_h: tl.constexpr, pad_w: tl.constexpr,
+    PIXELS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
     """[out, pixel] x [pixel, in] products of one tap, added up over this program's share of the
     pixels."""
@@ -111,12 +117,14 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     blocks_in: tl.constexpr = (ci + IN - 1) // IN
     o = block // blocks_in * OUT + tl.arange(0, OUT)
     i = block % blocks_in * IN + tl.arange(0, IN)
-    group, part = tl.program_id(1), tl.program_id(2)
+    group = tl.program_id(1)
+    part = tl.program_id(2)
     total = tl.zeros([OUT, IN], tl.float32)
     for start in range(part * share, min(part * share + share, pixels), PIXELS):
         p = start + tl.arange(0, PIXELS)
         n = (p // (oh * ow)).to(tl.int64)
-        iy, iz = p // ow % oh + tap // kw - pad_h, p % ow + tap % kw - pad_w
+        iy = p // ow % oh + tap // kw - pad_h
+        iz = p % ow + tap % kw - pad_w
         real = p < pixels
         inside = real & (iy >= 0) & (iy < h) & (iz >= 0) & (iz < wd)
         gs = tl.load(
@@ -150,11 +158,14 @@ def convolve(
     """A stride-1 convolution of all groups; an input gradient is one too, with flipped taps and in
     for out."""
     groups, _, co, ci = taps.shape
-    x, taps, (n, _, h, w) = x.contiguous(), taps.contiguous(), x.shape
+    n, _, h, w = x.shape
+    x = x.contiguous()
+    taps = taps.contiguous()
     out = convolve_shape(x, taps, kernel, padding, tile)
     oh, ow = out.shape[2:]
     wide, outputs, inputs, warps = tile
-    outputs, inputs = _block(co, outputs), _block(ci, inputs)
+    outputs = _block(co, outputs)
+    inputs = _block(ci, inputs)
     grid = (triton.cdiv(n * oh * ow, wide), triton.cdiv(co, outputs), groups)
     sizes = (n * oh * ow, groups, h, w, oh, ow, ci, co, *kernel, *padding)
     _convolve[grid](x, taps, out, *sizes, wide, outputs, inputs, num_warps=warps)
@@ -176,11 +187,15 @@ def weight_gradient(
 ) -> Tensor:
     """The gradient of `convolve` to its taps, in float32 parts that are still to be added up (in a
     fixed order)."""
-    x, g, (n, _, h, w), (oh, ow) = x.contiguous(), g.contiguous(), x.shape, g.shape[2:]
+    n, _, h, w = x.shape
+    oh, ow = g.shape[2:]
+    x = x.contiguous()
+    g = g.contiguous()
     out = weight_gradient_shape(x, g, groups, kernel, padding, tile)
     parts, _, taps, co, ci = out.shape
     wide, outputs, inputs, warps = tile
-    outputs, inputs = _block(co, outputs), _block(ci, inputs)
+    outputs = _block(co, outputs)
+    inputs = _block(ci, inputs)
     grid = (taps * triton.cdiv(co, outputs) * triton.cdiv(ci, inputs), groups, parts)
     share = triton.cdiv(triton.cdiv(n * oh * ow, parts), wide) * wide
     sizes = (n * oh * ow, share, groups, h, w, oh, ow, ci, co, *kernel, *padding)
@@ -192,10 +207,11 @@ def weight_gradient(
 def weight_gradient_shape(
     x: Tensor, g: Tensor, groups: int, kernel: list[int], padding: list[int], tile: list[int]
 ) -> Tensor:
-    co, ci, taps = g.shape[1] // groups, x.shape[1] // groups, kernel[0] * kernel[1]
-    programs = (
-        groups * taps * triton.cdiv(co, _block(co, tile[1])) * triton.cdiv(ci, _block(ci, tile[2]))
-    )
+    co = g.shape[1] // groups
+    ci = x.shape[1] // groups
+    taps = kernel[0] * kernel[1]
+    tiles = triton.cdiv(co, _block(co, tile[1])) * triton.cdiv(ci, _block(ci, tile[2]))
+    programs = groups * taps * tiles
     pixels = g.shape[0] * g.shape[2] * g.shape[3]
     parts = max(1, min(PROGRAMS // programs, pixels // 1024))
     return x.new_empty(parts, groups, taps, co, ci, dtype=torch.float32)
@@ -240,14 +256,11 @@ def to_input(call: Callable[..., Any], shape: Shape, g: Any, w: Any) -> Any:
 def to_weight(call: Callable[..., Any], shape: Shape, g: Any, x: Any) -> Any:
     """The gradient to w."""
     tile = weight_tile(shape.w[0] // shape.groups, shape.w[1])
-    gradient = torch.ops.fedmes.weight_gradient.default
-    parts = call(gradient, x, g, shape.groups, shape.kernel, list(shape.padding), list(tile))
+    kernel = torch.ops.fedmes.weight_gradient.default
+    parts = call(kernel, x, g, shape.groups, shape.kernel, list(shape.padding), list(tile))
     taps = call(aten.permute.default, call(aten.sum.dim_IntList, parts, [0]), [0, 2, 3, 1])
-    return call(
-        torch.ops.prims.convert_element_type.default,
-        call(aten.reshape.default, taps, list(shape.w)),
-        BF16,
-    )
+    gradient = call(aten.reshape.default, taps, list(shape.w))
+    return call(torch.ops.prims.convert_element_type.default, gradient, BF16)
 
 
 def _by_group(call: Callable[..., Any], shape: Shape, w: Any) -> Any:
@@ -264,13 +277,13 @@ def _convolution(
 ) -> Any:
     """By tap and packed, weights are read in whole lines; the compiler makes that a part of their
     rounding to bf16."""
-    taps = call(
-        aten.clone.default,
-        call(aten.permute.default, by_group, order),
-        memory_format=torch.contiguous_format,
-    )
-    channels = (shape.w[0] // shape.groups, shape.w[1])
-    tile = forward_tile(*(channels if order == [0, 3, 1, 2] else channels[::-1]))
+    permuted = call(aten.permute.default, by_group, order)
+    taps = call(aten.clone.default, permuted, memory_format=torch.contiguous_format)
+    outputs = shape.w[0] // shape.groups
+    inputs = shape.w[1]
+    tile = forward_tile(outputs, inputs)
+    if order != [0, 3, 1, 2]:  # the gradient to x
+        tile = forward_tile(inputs, outputs)
     return call(torch.ops.fedmes.convolve.default, x, taps, shape.kernel, list(padding), list(tile))
 
 
@@ -286,7 +299,7 @@ def _cudnn(way: Callable[..., Any], shape: Shape, a: Tensor, b: Tensor) -> objec
 
 @cache
 def own_is_faster(way: Callable[..., Any], shape: Shape) -> bool:
-    """Than cuDNN's, by the clock."""
+    """Are these kernels faster than cuDNN's? Timed once per shape."""
     sizes = {
         forward: (shape.x, shape.w),
         to_input: (shape.out, shape.w),
@@ -294,10 +307,12 @@ def own_is_faster(way: Callable[..., Any], shape: Shape) -> bool:
     }[way]
     with unset_fake_temporarily(), torch.no_grad():
         a, b = (torch.randn(size, dtype=BF16, device="cuda") for size in sizes)
-        own = _seconds(
-            lambda: way(lambda function, *args, **named: function(*args, **named), shape, a, b)
-        )
+        own = _seconds(lambda: way(_call, shape, a, b))
         return own < _seconds(lambda: _cudnn(way, shape, a, b))
+
+
+def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return function(*arguments, **named)
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -317,6 +332,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 class GroupedConvolutions(CustomGraphPass):
+    """Replaces a graph's grouped convolutions by these kernels, where they are faster."""
+
     def __call__(self, graph: fx.Graph) -> None:
         for node in list(graph.nodes):
             if node.target is aten.convolution.default:
@@ -346,8 +363,7 @@ class GroupedConvolutions(CustomGraphPass):
 
         def write(target: Any, *arguments: Any, **named: Any) -> fx.Node:
             new = graph.call_function(target, arguments, named)
-            values = (item.meta["val"] if isinstance(item, fx.Node) else item for item in arguments)
-            new.meta["val"] = target(*values, **named)
+            new.meta["val"] = target(*map(_value, arguments), **named)
             return new
 
         with graph.inserting_before(node):
@@ -357,11 +373,17 @@ class GroupedConvolutions(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
+def _value(item: Any) -> Any:
+    """A node's fake tensor; anything else as it is."""
+    return item.meta["val"] if isinstance(item, fx.Node) else item
+
+
 def _shape(x: fx.Node, w: fx.Node, rest: list[Any]) -> Shape | None:
     """The convolution's shape, if these kernels can do it."""
     bias, stride, padding, dilation, transposed, _, groups = rest
     plain = bias is None and set(stride) == {1} and set(dilation) == {1} and not transposed
-    image, weight = x.meta["val"], w.meta["val"]
+    image = x.meta["val"]
+    weight = w.meta["val"]
     if not plain or groups == 1 or image.ndim != 4 or image.dtype != BF16 or not image.is_cuda:
         return None
     return Shape(tuple(image.shape), tuple(weight.shape), tuple(padding), groups)
@@ -369,6 +391,6 @@ def _shape(x: fx.Node, w: fx.Node, rest: list[Any]) -> Shape | None:
 
 @contextmanager
 def all_groups_at_once() -> Iterator[None]:
-    """What is compiled meanwhile uses these kernels where they are faster."""
+    """What is compiled in this context uses these kernels where they are faster."""
     with inductor.patch(post_grad_custom_pre_pass=GroupedConvolutions()):
         yield
