@@ -23,7 +23,8 @@ from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, pu
 __all__ = [
     "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM",
     "FedAvg", "FedMeS", "FedMeSPlus", "FedProx", "FedRep", "FedWeIT", "Joint", "KNNPer",
-    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Tensors", "Voting", "at",
-    "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot", "hashed_uniforms",
-    "kernel_exponent", "mean_of_present", "mix", "neighbours", "option", "pick", "put", "scoped", "votes",
+    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Tensors",
+    "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot",
+    "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix", "neighbours", "option",
+    "pick", "put", "scoped", "votes",
 ]  # fmt: skip
