@@ -81,7 +81,7 @@ def test_a_cache_that_was_not_finished_is_never_used(tmp_path):
 
 @pytest.mark.parametrize("file", ["x.npy", "labels.npz", "about.json"])
 @pytest.mark.parametrize("length", [None, 0, 200])
-def test_a_cache_that_was_damaged_is_made_anew(tmp_path, file, length):
+def test_a_cache_that_was_damaged_is_rebuilt(tmp_path, file, length):
     cifar(tmp_path)
     first = np.array(catalog.load("cifar100", root=tmp_path).x)
     (folder,) = (tmp_path / ".fedmes-cache").iterdir()

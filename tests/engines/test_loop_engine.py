@@ -122,7 +122,7 @@ def test_continue_goes_on_from_the_clients_own_model():
             torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
 
 
-def test_the_rate_decays_from_round_to_round_and_starts_anew():
+def test_the_rate_decays_from_round_to_round_and_is_reset_for_each_task():
     engine = engine_of({"optim.lr": 0.5, "optim.gamma": 0.8, "rounds": 3})
     site = engine.sites[0][0]
     rates = [float(site.ctx(site.plan.round(g)).lr) for g in range(9)]

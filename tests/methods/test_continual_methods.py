@@ -52,7 +52,7 @@ def test_property_1_fedmes_without_pull_and_vote_is_fedagem():
 
 
 @pytest.mark.slow
-def test_fedagem_averages_by_samples_and_is_judged_by_the_global_model(runs):
+def test_fedagem_averages_by_samples_and_evaluates_the_global_model(runs):
     run = runs("fedagem")
     sizes = [len(site.plan.samples[2]) for site in run.engine.sites[0]]
     assert len(set(sizes)) > 1
@@ -239,7 +239,7 @@ def test_local_er_steps_on_batch_and_memory():
 
 
 @pytest.mark.slow
-def test_joint_walks_the_samples_of_all_tasks_so_far(runs):
+def test_joint_iterates_over_the_samples_of_all_tasks_so_far(runs):
     plans = [site.plan for site in runs("joint").engine.sites[0]]
     for plan in plans:
         for g in range(6):

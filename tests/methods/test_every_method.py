@@ -106,7 +106,7 @@ def test_there_is_no_global_model_to_judge(method):
         prepare(config.load(None, {"method": method, "eval.model": "global"}))
 
 
-def test_fedavg_is_judged_as_asked():
+def test_fedavg_evaluates_the_model_asked_for():
     for eval_model in ("global", "personal"):
         run = Run({"tasks": 1, "rounds": 1, "eval.model": eval_model}, FedAvg)
         expected = run.servers[-1] if eval_model == "global" else run.clients[-1][0]

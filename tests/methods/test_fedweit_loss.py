@@ -151,7 +151,7 @@ def asked(method, predictor, scope, task):
 ALL = range(6)
 
 
-def test_nobody_tells_and_the_most_confident_task_answers():
+def test_without_a_task_id_the_most_confident_task_predicts():
     """Sample by sample: task 1 is surest of the first (.9), task 2 of the second (.75, for its
     second class)."""
     method, predictor = fedweit_predictor((0.6, 0.7), (0.9, 0.6), (0.8, 0.25))
@@ -168,7 +168,7 @@ def test_nobody_tells_and_the_most_confident_task_answers():
         (2, [[0, 0, 0, 0, 0.8, 0.2], [0, 0, 0, 0, 0.25, 0.75]]),
     ],
 )
-def test_whoever_is_told_the_task_uses_its_weights(task, expected):
+def test_with_a_task_id_its_weights_predict(task, expected):
     """However sure the others are; probabilities are zero outside the block."""
     method, predictor = fedweit_predictor((0.6, 0.7), (0.9, 0.6), (0.8, 0.25))
     close(asked(method, predictor, ALL, task), expected, 1e-12)

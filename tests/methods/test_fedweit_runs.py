@@ -110,7 +110,7 @@ def test_property_7_old_tasks_change_through_b_alone(kb, l1, trails):
             assert torch.equal(was, again) and not torch.equal(was, moved)
 
 
-def test_a_task_begins_anew():
+def test_a_task_starts_from_initial_values():
     """A third of the initial B, the initial biases and head, and masks drawn anew."""
     begun = {}
 

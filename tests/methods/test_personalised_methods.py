@@ -112,7 +112,7 @@ def test_property_8_a_strong_pull_keeps_ditto_near_the_global_model():
     assert far[100.0] < 0.1 * far[0.0]
 
 
-def test_ditto_averages_the_global_copies_uniformly_and_can_be_judged_by_the_global_model():
+def test_ditto_averages_the_global_copies_uniformly_and_can_evaluate_the_global_model():
     run = Run({"method": "ditto", "eval.model": "global"})
     for name, value in run.servers[-1].items():
         torch.testing.assert_close(value, torch.stack([w[name] for w in run.clients[-1]]).mean(0))
@@ -188,7 +188,7 @@ def test_property_7_fedrep_counts_the_body_only(tmp_path, engine):
     assert result.communication == {"up_bytes": 2 * 4 * body, "down_bytes": 2 * 4 * body}
 
 
-def test_fedrep_judged_by_the_personal_model_has_its_own_body():
+def test_fedrep_with_the_personal_model_has_its_own_body():
     run = Run({"method": "fedrep", "eval.model": "personal", "tasks": 1, "rounds": 1})
     assert_same(pick(run.engine.predictor(0, 1), "w"), run.clients[-1][1])
 

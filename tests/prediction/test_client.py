@@ -84,7 +84,7 @@ def test_the_parts_add_up(digits_run):
     assert list(one.probabilities) == client.as_dict()["classes"]
 
 
-def test_told_the_task_only_its_classes_are_in_question(digits_run):
+def test_with_a_task_id_only_its_classes_are_candidates(digits_run):
     client = fedmes.load_client(digits_run / "seed0/client0")
     about = json.loads((digits_run / "seed0/client0/client.json").read_text())
     images = digits_data.load().x[:30]
@@ -120,7 +120,7 @@ def test_own_vectors_and_clients_of_different_lengths(own_npz, tmp_path):
             client.predict(wrong)
 
 
-def test_a_told_task_chooses_the_weights_where_tasks_share_their_classes(tmp_path):
+def test_a_task_id_selects_the_weights_where_tasks_share_their_classes(tmp_path):
     """FedWeIT, and two tasks in which the same two classes have changed places."""
     rng = np.random.RandomState(0)
     task, y = np.repeat([0, 1], 60), np.tile([0, 1], 60)

@@ -167,7 +167,7 @@ def test_csv_holds_every_number_as_result_json_has_it(trained_runs, tmp_path):
             assert float(line[f"seconds_{name}"]) == content["seconds"][name]
 
 
-def test_readings_of_one_training_are_rows_that_differ_and_cost_its_seconds(tmp_path):
+def test_protocols_of_one_training_are_rows_that_differ_and_cost_its_seconds(tmp_path):
     for rule in ("own", "all"):
         made.write(tmp_path / rule, made.triangle([0.5]), **{"eval.task_classes": rule})
     page = report_on(tmp_path, tmp_path, csv=tmp_path / "t.csv")

@@ -157,7 +157,7 @@ def test_what_keeps_all_data_is_a_reference_and_does_not_win():
     assert not Run.of(made.result(made.triangle([0.9]), method="knn-per")).keeps_all_data
 
 
-def test_oblivious_and_masked_are_judged_each_for_itself(tmp_path):
+def test_oblivious_and_masked_have_a_verdict_each(tmp_path):
     made.write(
         tmp_path / "a",
         made.triangle([0.5, 0.5], 2),

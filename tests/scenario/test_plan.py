@@ -36,7 +36,7 @@ def same(one, other):
 
 @everybody
 @pytest.mark.parametrize("batch", [1, 3, 4, 7, 50])
-def test_an_epoch_walks_each_sample_once(stream, column, batch):
+def test_an_epoch_iterates_over_each_sample_once(stream, column, batch):
     made = plan(stream, column, batch=batch)
     assert rounds_of(made)
     for _, work in rounds_of(made):
@@ -68,7 +68,7 @@ def test_the_last_incomplete_batch_is_kept():
     assert (work.batch >= 0).sum(axis=1).tolist() == [4, 4, 2] * 3
 
 
-def test_epochs_and_rounds_are_shuffled_anew():
+def test_epochs_and_rounds_are_shuffled_differently():
     walks = [
         tuple(work.batch[work.epoch == e].ravel())
         for _, work in rounds_of(plan())
@@ -86,7 +86,7 @@ def test_a_round_is_the_same_however_often_and_in_which_order_it_is_asked_for():
         assert one is None or same(one, later[g])
 
 
-def test_walking_all_tasks_so_far():
+def test_iterating_over_all_tasks_so_far():
     made = plan(epoch_over="seen")
     assert [len(work.samples) for _, work in rounds_of(made)] == [10, 10, 17, 17, 21, 21]
     for _, work in rounds_of(made):
@@ -96,7 +96,7 @@ def test_walking_all_tasks_so_far():
         assert (work.batch >= 0).sum() == 3 * len(work.samples)
 
 
-def test_walking_all_tasks_so_far_leaves_out_a_missed_one():
+def test_iterating_over_all_tasks_so_far_skips_a_missed_one():
     made = plan("staggered", epoch_over="seen")
     assert sorted(made.round(7).samples.tolist()) == np.flatnonzero(made.task != 1).tolist()
 

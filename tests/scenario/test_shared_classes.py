@@ -55,7 +55,7 @@ def prepared(method, **options):
     )
 
 
-def test_a_client_is_told_its_own_classes_beside_the_block():
+def test_a_context_has_the_clients_classes_beside_the_tasks():
     made = prepared("fedavg", **{"engine.name": "loop"})
     plan = made.federations[0].plans[0]
     assert plan.blocks.all()
