@@ -70,7 +70,7 @@ def test_a_finished_run_is_not_touched(out, command):
     before = contents(out)
     status, said, err = command(*WORDS, "--out", out)
     assert (status, said) == (0, f"{out}\n")
-    assert err == f"{out}: this run is finished; its result is reused (--again runs it anew)\n"
+    assert err == f"{out}: this run is finished; its result is reused (--again runs it again)\n"
     assert contents(out) == before
 
 

@@ -106,7 +106,7 @@ def test_run_after_an_edit(kind, here, command):
     assert (status, out) == (
         0,
         "o\n",
-    ) and "this run is finished; its result is reused (--again runs it anew)" in err
+    ) and "this run is finished; its result is reused (--again runs it again)" in err
     assert contents(here / "o") == before
 
     edit(kind, here)
@@ -141,7 +141,7 @@ def test_compare_checks_all_before_it_trains(here, command):
     edit("method", here)
     status, out, err = command(*words, "fedprox,fedavg,mine.py:Mine")
     assert (status, out) == (2, "")
-    said = "c/Mine: method mine.py:Mine has changed since this run was made; --again runs anew what has changed"
+    said = "c/Mine: method mine.py:Mine has changed since this run was made; --again reruns what has changed"
     assert err == f"error: {said}\n"
     assert contents(here / "c") == before  # and nothing of fedprox
 

@@ -1,4 +1,4 @@
-"""The command line: all commands together, and what becomes of errors."""
+"""The command line: all commands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from fedmes.cli import show as showing
 from fedmes.common.text import printable
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.version import __version__
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
 
 app = typer.Typer(
     help="Personalised federated continual learning: FedMeS and its neighbours.",
@@ -52,14 +54,16 @@ def main() -> None:
 
 
 def _status() -> int:
-    """Run the command; what it exits with."""
+    """Run the command and return its exit status."""
     try:
         try:
             app()
         finally:
-            sys.stdout.flush()  # what cannot be written is said here, not after the program's end
+            sys.stdout.flush()  # a failure to write is reported here, not after the program's end
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if end.code is None:
+            return 0
+        return end.code if isinstance(end.code, int) else 1
     except UserError as error:
         _say(f"error: {error}")
         return 2
@@ -71,15 +75,10 @@ def _status() -> int:
         return stopped.status
     except KeyboardInterrupt:
         return 130
-    except OSError as error:  # one without a file name is of the standard output
-        if error.filename is not None or error.errno not in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EIO,
-            errno.EPIPE,
-        ):
+    except OSError as error:  # one without a file name is about the standard output
+        if error.filename is not None or error.errno not in UNWRITABLE:
             raise
-        # nor is it tried again at the end
+        # so that Python does not try again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _say(f"error: the output cannot be written ({error.strerror}); results are in their files")
         return 2
@@ -87,5 +86,5 @@ def _status() -> int:
 
 
 def _say(text: str) -> None:
-    """Words of others are among it, which are not to control a terminal."""
+    """Print to stderr; names from elsewhere must not control a terminal."""
     print("\n".join(map(printable, text.splitlines())), file=sys.stderr)

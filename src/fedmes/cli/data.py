@@ -1,4 +1,4 @@
-"""`fedmes data`: which data sets are there, and getting those that are not."""
+"""`fedmes data`: list, download and verify data sets."""
 
 from __future__ import annotations
 
@@ -9,51 +9,50 @@ import typer
 
 from fedmes.errors import UserError
 
-app = typer.Typer(
-    help="The data sets: what is there, and how to get what is not.", no_args_is_help=True
-)
+app = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
 Root = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="where data sets lie; left out: FEDMES_DATA")
+    Path | None, typer.Option(metavar="DIR", help="folder of data sets; default: FEDMES_DATA")
 ]
 
 
 @app.command("list", epilog="Example: fedmes data list")
 def list_data(root: Root = None) -> None:
-    """Show the data sets there are, and whether they were found."""
+    """List the data sets and whether they were found."""
     from fedmes.data.catalog import CATALOG, data_root, find
 
     root = root or data_root()
     for name, entry in CATALOG.items():
-        print(f"{name:<16} {'found' if find(name, root) else 'not found':<10} {entry.summary}")
+        state = "found" if find(name, root) else "not found"
+        print(f"{name:<16} {state:<10} {entry.summary}")
     print(f"\nlooked for in {root} (FEDMES_DATA or --root names another folder)")
 
 
 @app.command(epilog="Example: fedmes data fetch cifar100 emnist --root ~/data")
 def fetch(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="see `fedmes data list`")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="data sets, see `fedmes data list`")
+    ],
     root: Root = None,
 ) -> None:
-    """Download data sets from their official addresses, or unpack their archives where these are
-    there already.
+    """Download data sets from their official addresses, or unpack archives that are there already.
 
-    A download that broke off goes on where it was.
+    An interrupted download is resumed.
     """
     from fedmes.data import fetch as fetching
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get
 
     root = root or data_root()
-    # whatever is wrong is said before anything is downloaded
+    # mistakes are reported before anything is downloaded
     wanted = [(name, find(name, root)) for name in names]
     for name, places in wanted:
         if not places and CATALOG[name].archive is None:
-            raise UserError(
-                f"{name}: {how_to_get(name, root)}; {CATALOG[name].looked_for} is looked for in {root}"
-            )
+            sought = f"{CATALOG[name].looked_for} is looked for in {root}"
+            raise UserError(f"{name}: {how_to_get(name, root)}; {sought}")
     for name, _ in wanted:
         archive = CATALOG[name].archive
         if archive is not None and not find(name, root):  # two data sets may be in one archive
             with fetching.alone(root):
-                if not find(name, root):  # nor has it come while this process waited for another
+                if not find(name, root):  # another process may have fetched it meanwhile
                     print(f"{name}: now in {fetching.fetch(archive, root)}")
                     continue
         there = find(name, root)[0].parent
@@ -65,12 +64,14 @@ def fetch(
 @app.command(epilog="Example: fedmes data check cifar100 --root ~/data")
 def check(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="one data set; left out: all")
+        str | None, typer.Argument(metavar="NAME", help="one data set; default: all")
     ] = None,
     root: Root = None,
 ) -> None:
-    """Read data sets as a run would: complete, or what is missing. Status 1 if the named one cannot
-    be used."""
+    """Read data sets as a run would and say whether they are complete.
+
+    The exit status is 1 if the named one cannot be used.
+    """
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get, load
 
     root = root or data_root()
@@ -79,9 +80,8 @@ def check(
         places = find(each, root)
         if not places:
             usable = False
-            print(
-                f"{each}: not in {root}; {CATALOG[each].looked_for} is looked for; {how_to_get(each, root)}"
-            )
+            sought = f"{CATALOG[each].looked_for} is looked for"
+            print(f"{each}: not in {root}; {sought}; {how_to_get(each, root)}")
             continue
         try:
             data = load(each, root=root)
@@ -89,10 +89,10 @@ def check(
             usable = False
             print(f"{each}: {error}")
             continue
-        train, test = data.train_count or 0, len(data.y) - (data.train_count or 0)
+        train = data.train_count or 0
+        test = len(data.y) - train
         state = data.notes[0].removeprefix(f"{each}: ") if data.notes else "complete"
-        print(
-            f"{each}: {state}; {len(data.class_names)} classes, {train:,} + {test:,} images, in {places[0].parent}"
-        )
+        images = f"{len(data.class_names)} classes, {train:,} + {test:,} images"
+        print(f"{each}: {state}; {images}, in {places[0].parent}")
     if not usable and name is not None:
         raise typer.Exit(1)

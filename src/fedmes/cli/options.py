@@ -34,7 +34,6 @@ ConfigFile = Annotated[
     Path | None,
     typer.Argument(metavar="CONFIG.toml", help="file with options, see docs/options.md"),
 ]
-Seeds = Annotated[str | None, flag("seeds")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="any option, see docs/options.md"),
@@ -82,17 +81,30 @@ def configured(instead: Mapping[str, Any] | None = None) -> Callable[..., Callab
             kind = int if all_options()[key].annotation is int else str
             listed.append(_parameter(name, Annotated[kind | None, made[key]]))
     listed += [_parameter("settings", Settings), _parameter("trust", Trust, False)]
-    shared = {parameter.name for parameter in listed}
+    return _first_argument(configuration, listed)
+
+
+def taking(make: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
+    """Give a command the parameters of `make`; its first argument is what that returns."""
+    listed = list(inspect.signature(make, eval_str=True).parameters.values())
+    return _first_argument(lambda given: make(**given), listed)
+
+
+def _first_argument(
+    make: Callable[[dict[str, Any]], Any], listed: list[inspect.Parameter]
+) -> Callable[..., Callable[..., None]]:
+    """typer reads parameters from a signature, so the command gets one with all of them."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        own_names = {parameter.name for parameter in own}
+        names = [parameter.name for parameter in listed]
+        own_names = [parameter.name for parameter in own]
+        added = [parameter for parameter in own if parameter.name not in names]
 
         def run(**given: Any) -> None:
-            passed = {name: given[name] for name in given if name in own_names}
-            command(configuration(given), **passed)
+            first = make({name: given[name] for name in names})
+            command(first, **{name: given[name] for name in own_names})
 
-        added = [parameter for parameter in own if parameter.name not in shared]
         run.__signature__ = inspect.Signature([*listed, *added])  # type: ignore[attr-defined]
         run.__annotations__ = {}  # typer has them from the signature
         run.__name__ = command.__name__

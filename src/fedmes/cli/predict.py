@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmes.cli.options import CustomMethod, CustomModel
 from fedmes.cli.terminal import wide_console
 from fedmes.common.text import printable
 from fedmes.errors import UserError
@@ -19,46 +20,49 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(
-    epilog="Example: fedmes predict runs/split-digits-fedmes-1a2b3c4d/seed0/client0 scans/ --show why.png"
-)
-def predict(
-    directory: Annotated[Path, typer.Argument(metavar="CLIENT_DIR", help="a client directory")],
-    paths: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="IMAGE|DIR...", help="pictures, folders of them, or .npy and .npz arrays"
-        ),
-    ],
-    task: Annotated[
-        int | None, typer.Option(help="the task that all samples belong to, from 0, if known")
-    ] = None,
-    source: Annotated[
-        int | None, typer.Option(help="the data set they are from, where a client has several")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="FILE.py:Name", help="a model of your own: where it is")
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:Name", help="likewise a method")
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="print JSON: everything about every image")
-    ] = False,
-    show: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="save a picture of the images and their neighbours"),
-    ] = None,
-) -> None:
-    """Say what a client takes images for, with its network and its memory, and which stored samples
-    are nearest."""
-    from json import dumps
+EXAMPLE = "fedmes predict runs/split-digits-fedmes-1a2b3c4d/seed0/client0 scans/ --show why.png"
 
-    from fedmes.cli import render
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="CLIENT_DIR", help="directory of a trained client")
+]
+Images = Annotated[
+    list[Path],
+    typer.Argument(metavar="IMAGE|DIR...", help="images, folders, or .npy and .npz arrays"),
+]
+Task = Annotated[
+    int | None, typer.Option(metavar="N", help="task id of all images, from 0, if known")
+]
+Source = Annotated[
+    int | None, typer.Option(metavar="N", help="data set of the images, if there are several")
+]
+Figure = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.png", help="save a figure of the images and their neighbours"),
+]
+
+
+@app.command(epilog=f"Example: {EXAMPLE}")
+def predict(
+    directory: Directory,
+    paths: Images,
+    task: Task = None,
+    source: Source = None,
+    model: CustomModel = None,
+    method: CustomMethod = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="print JSON with all details of every image")
+    ] = False,
+    show: Figure = None,
+) -> None:
+    """Predict images with a trained client.
+
+    Shows the network's and the memory's vote and the nearest stored samples.
+    """
     from fedmes.prediction.client import load_client, predict_files
 
     if show is not None:
-        from fedmes.prediction import picture  # with matplotlib, which takes its time
+        from fedmes.prediction import picture  # imports matplotlib, which is slow
 
         picture.check(show)
     client = load_client(directory, model=model, method=method)
@@ -73,22 +77,25 @@ def predict(
         found.append((item.name, prediction))
         if show is not None and len(shown) < picture.ROWS:
             shown.append((item, prediction))
+    if not found and skipped:
+        raise UserError("no image could be read")
     if not found:
-        raise UserError(
-            "no image could be read"
-            if skipped
-            else f"{', '.join(map(str, paths))}: no images there"
-        )
+        raise UserError(f"{', '.join(map(str, paths))}: no images there")
     if show is not None:
         picture.save(show, client, shown)
     if json:
-        images = [{"image": name} | prediction.as_dict() for name, prediction in found]
-        omitted = [{"image": name, "reason": reason} for name, reason in skipped]
-        print(
-            dumps(
-                {"client": client.as_dict(), "task": task, "images": images, "skipped": omitted},
-                indent=2,
-            )
-        )
-    else:
-        wide_console(1000).print(render.predictions(found))
+        _print_json({"client": client.as_dict(), "task": task}, found, skipped)
+        return
+    from fedmes.cli import render
+
+    wide_console(1000).print(render.predictions(found))
+
+
+def _print_json(
+    head: dict[str, Any], found: list[tuple[str, Prediction]], skipped: list[tuple[str, str]]
+) -> None:
+    from json import dumps
+
+    images = [{"image": name} | prediction.as_dict() for name, prediction in found]
+    omitted = [{"image": name, "reason": reason} for name, reason in skipped]
+    print(dumps(head | {"images": images, "skipped": omitted}, indent=2))

@@ -21,14 +21,16 @@ from fedmes.results.labels import NUMBERS, SCORES, variants
 
 
 def run_report(result: Result) -> RenderableType:
-    """The final word of `fedmes run`."""
+    """The result of `fedmes run`."""
     config = result.config
+    seeds = "seeds" if len(config.seeds) > 1 else "seed"
     head = Text.assemble(
         (printable(config.method), "bold"),
-        f" on {config.benchmark}: {printable(config.model.name)} ({result.parameters:,} parameters), "
+        f" on {config.benchmark}: "
+        f"{printable(config.model.name)} ({result.parameters:,} parameters), "
         f"{config.clients} clients, "
         f"{config.tasks} tasks x {config.rounds} rounds x {config.epochs} epochs, "
-        f"seed{'s' if len(config.seeds) > 1 else ''} {','.join(map(str, config.seeds))}, "
+        f"{seeds} {','.join(map(str, config.seeds))}, "
         f"{config.engine.name} engine on {config.device} in {config.engine.precision}",
     )
     return Group(head, Text(), _scores(result), Text(), _by_task(result), Text(), *_footer(result))
@@ -47,7 +49,7 @@ def _scores(result: Result) -> Table:
 
 
 def _by_task(result: Result) -> Table:
-    """Forgetting to the naked eye: each task when it was just learned, and at the end."""
+    """Forgetting: the accuracy on each task when it was just learned, and at the end."""
     tasks = range(min(result.config.tasks, 12))
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("accuracy by task, no task id")
@@ -61,18 +63,14 @@ def _by_task(result: Result) -> Table:
 
 
 def _footer(result: Result) -> list[Text]:
-    config, seconds = result.config, result.seconds
-    size = config.memory.size
-    each = (
-        f"{size} samples a client" if isinstance(size, int) else "a size of its own for each client"
-    )
-    if result.memory_share is not None:  # real sites do not tell
-        each = f"{each}, at most {result.memory_share:.0%} of the training samples it has met"
+    config = result.config
+    seconds = result.seconds
     lines = [
-        f"memory: {'none' if result.memory_share == 0 else each}",
-        f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down (all clients, one seed)",
-        f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, evaluation {seconds['eval']:.1f}, "
-        f"compilation {seconds['compile']:.1f})",
+        f"memory: {_memory(result)}",
+        f"moved: {_megabytes(result, 'up')} MB up, {_megabytes(result, 'down')} MB down "
+        "(all clients, one seed)",
+        f"time: {seconds['total']:.1f} s (training {seconds['train']:.1f}, "
+        f"evaluation {seconds['eval']:.1f}, compilation {seconds['compile']:.1f})",
     ]
     if result.peak_memory_bytes is not None:
         peak = result.peak_memory_bytes
@@ -83,9 +81,8 @@ def _footer(result: Result) -> list[Text]:
     if result.left_out:
         reasons = Counter(row["reason"] for row in result.rounds if row["left_out"])
         said = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        lines.append(
-            f"left out: {result.left_out} of {len(result.rounds)} updates ({said}); rounds.csv says whose"
-        )
+        share = f"{result.left_out} of {len(result.rounds)} updates"
+        lines.append(f"left out: {share} ({said}); rounds.csv says whose")
     lines += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
     notes = result.further_notes
     lines += [f"note: {note}" for note in notes[:3]]
@@ -94,6 +91,18 @@ def _footer(result: Result) -> list[Text]:
     if result.directory is not None:
         lines.append(f"result: {result.directory}")
     return [_printable(line) for line in lines]
+
+
+def _memory(result: Result) -> str:
+    if result.memory_share == 0:
+        return "none"
+    size = result.config.memory.size
+    text = "a size of its own for each client"
+    if isinstance(size, int):
+        text = f"{size} samples a client"
+    if result.memory_share is None:  # unknown for real sites
+        return text
+    return f"{text}, at most {result.memory_share:.0%} of the training samples it has met"
 
 
 def comparison(results: Sequence[Result], width: int) -> RenderableType:
@@ -228,13 +237,15 @@ def _printable(text: str) -> Text:
 
 
 def _number(value: dict[str, float | None]) -> str:
-    mean, std = value["mean"], value["std"]
-    return three(mean) + (f" ± {std:.3f}" if std else "")
+    mean = three(value["mean"])
+    std = value["std"]
+    return f"{mean} ± {std:.3f}" if std else mean
 
 
 def _short(value: dict[str, float | None]) -> str:
-    mean, std = value["mean"], value["std"]
-    return three(mean) + (f"±{std:.3f}".replace("0.", ".") if std else "")
+    mean = three(value["mean"])
+    std = value["std"]
+    return mean + f"±{std:.3f}".replace("0.", ".") if std else mean
 
 
 def _megabytes(result: Result, way: str) -> str:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 STUDY_NAMES = (
-    "table1", "table1-block", "curves", "clients", "fusion40", "memory", "heteromemory", "wallclock", "questions",
-    "beyond", "beyond-memory", "parts", "lr",
+    "table1", "table1-block", "curves", "clients", "fusion40", "memory", "heteromemory",
+    "wallclock", "questions", "beyond", "beyond-memory", "parts", "lr",
 )  # fmt: skip
+
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")]
 
 
 @app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
@@ -42,11 +44,9 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="print the page's name only")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Compare finished runs in one HTML page: who wins, tables, figures, every client."""
+    """Compare finished runs in one HTML page: the best method, tables, figures, every client."""
     from fedmes.report.write import write_report
 
     done = write_report(directories, out, with_samples, csv, latex, figures)
@@ -58,10 +58,10 @@ def report(
     print(done.page)
 
 
-@app.command(
-    epilog="Example: fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda"
-)
-def reproduce(
+EXAMPLE = "fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --set device=cuda"
+
+
+def _scopes(
     names: Annotated[list[str], typer.Argument(metavar="STUDY...", help=", ".join(STUDY_NAMES))],
     quick: Annotated[
         bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")
@@ -73,25 +73,15 @@ def reproduce(
     methods: Annotated[
         str | None, typer.Option(metavar="A,B,...", help="methods, or single lines by name")
     ] = None,
-    seeds: options.Seeds = None,
+    seeds: Annotated[
+        str | None, options.flag("seeds", help="one training per seed; default: by study")
+    ] = None,
     settings: options.Settings = None,
     out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="the folder of all studies: runs/, and one for each study"
-        ),
+        Path, typer.Option(metavar="DIR", help="folder with runs/ and a folder per study")
     ] = Path("reproduce"),
-    again: options.AgainIfChanged = False,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="tables and figures of the runs that are there")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="print the page's name only")
-    ] = False,
-) -> None:
-    """Studies of the paper: their runs (finished ones are reused), tables and figures beside the
-    paper's numbers."""
-    from fedmes.studies import reproduce as studies
+) -> list[Any]:
+    """The scope of each study."""
     from fedmes.studies.runs import Scope
 
     scope = Scope(
@@ -99,11 +89,29 @@ def reproduce(
         out,
         quick,
         clients=tuple(options.numbers("--clients", clients)) if clients else None,
-        benchmarks=options.names(benchmarks) if benchmarks is not None else None,
-        methods=options.names(methods) if methods is not None else None,
+        benchmarks=None if benchmarks is None else options.names(benchmarks),
+        methods=None if methods is None else options.names(methods),
         seeds=tuple(options.numbers("--seeds", seeds)) if seeds else None,
         options=options.assignments(settings),
     )
+    return [replace(scope, study=name) for name in names]
+
+
+@app.command(epilog=f"Example: {EXAMPLE}")
+@options.taking(_scopes)
+def reproduce(
+    scopes: Any,
+    again: options.AgainIfChanged = False,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="tables and figures of existing runs only")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce studies of the paper: runs, tables and figures beside the paper's numbers.
+
+    Finished runs are reused.
+    """
+    from fedmes.studies import reproduce as studies
 
     def execute(config: Config, place: Path, evaluations: Mapping[str, Mapping[str, Any]]) -> None:
         from fedmes.experiment.prepare import prepare
@@ -114,14 +122,16 @@ def reproduce(
                 print(f"running {place.with_name(name)}", file=sys.stderr)
         train(prepared, place, quiet, resume=True, again=again)
 
-    scopes = [replace(scope, study=name) for name in names]
     for written in studies.reproduce(scopes, None if no_run else execute, again):
-        for place in [] if quiet or no_run else written.reused:
-            print(f"reused {place}", file=sys.stderr)
+        if not quiet and not no_run:
+            for place in written.reused:
+                print(f"reused {place}", file=sys.stderr)
         waiting: dict[tuple[Path, str], list[str]] = {}
         for outcome in written.open:
             place = outcome.trial.directory
             waiting.setdefault((place.parent, outcome.reason), []).append(place.name)
         for (folder, reason), runs in waiting.items():
             print(f"open: {folder}: {', '.join(runs)}: {reason}", file=sys.stderr)
-        print(written.page if quiet else f"{written.text}\n{written.page}")
+        if not quiet:
+            print(written.text)
+        print(written.page)

@@ -39,7 +39,7 @@ def run(
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train one method on one benchmark and evaluate it. Without options: FedMeS on Split Digits."""
+    """Train one method on one benchmark and evaluate it. Default: FedMeS on Split Digits."""
     from fedmes.experiment import runner
     from fedmes.experiment.prepare import prepare
 
@@ -109,7 +109,8 @@ def compare(
     from fedmes.methods import METHODS
     from fedmes.results import run_dir
 
-    prepared, unfit = [], []
+    prepared = []
+    unfit = []
     for name in METHODS if methods == "all" else options.names(methods):
         try:
             prepared.append(prepare(config.with_({"method": name})))
@@ -122,7 +123,7 @@ def compare(
     changes = [runner.stale(one, place) for one, place in zip(prepared, places, strict=True)]
     for place, names in zip(places, changes, strict=True):
         if not again:  # before anything is trained
-            refuse(place, names, "--again runs anew what has changed")
+            refuse(place, names, "--again reruns what has changed")
     found = [
         train(one, place, quiet, resume=True, again=bool(names))
         for one, place, names in zip(prepared, places, changes, strict=True)
@@ -157,7 +158,7 @@ def _run(
         result = train(prepared, directory, quiet, resume, listener, state, again)
     if result.reused:
         print(
-            f"{directory}: this run is finished; its result is reused (--again runs it anew)",
+            f"{directory}: this run is finished; its result is reused (--again runs it again)",
             file=sys.stderr,
         )
     terminal.show(result, quiet)

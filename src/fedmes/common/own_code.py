@@ -1,5 +1,4 @@
-"""Whose mistake, and in which line: what goes wrong in a user's own file, said so that it can be
-found there."""
+"""Mistakes in a user's file, reported so that the user finds the line."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ LIBRARIES = (PACKAGE, str(Path(torch.__file__).parent), sysconfig.get_path("stdl
 
 @dataclass(frozen=True)
 class OwnCode:
-    """A method or model of the user's own."""
+    """A custom method or model."""
 
     kind: str  # "method" or "model"
     thing: Any  # the class, or a function that makes one
@@ -48,37 +47,39 @@ class OwnCode:
         return self.mistake(f"{during or 'it'} fails with {said}", self.line_of(error))
 
     def line_of(self, error: BaseException) -> str | None:
-        """The innermost line of the user's that an error came through."""
+        """The innermost line of the user's code that an error came through."""
         lines = self._lines(error)
         return shown(*lines[-1][1:3]) if lines else None
 
     def function_of(self, error: BaseException) -> str:
-        """The outermost function of the user's that an error came through."""
+        """The outermost function of the user's code that an error came through."""
         lines = self._lines(error)
         return f"{lines[0][3]}()" if lines else ""
 
     def depth(self, error: BaseException) -> int:
-        """How far inside its innermost line is; -1: an error came through none."""
-        return self._lines(error)[-1][0] if self._lines(error) else -1
+        """The depth of its innermost line in the traceback; -1: there is none."""
+        lines = self._lines(error)
+        return lines[-1][0] if lines else -1
 
     def _lines(self, error: BaseException) -> list[tuple[int, str, int, str]]:
         """Depth, file, line and function."""
-        found = enumerate(traceback.walk_tb(error.__traceback__))
-        lines = [
-            (depth, frame.f_code.co_filename, line, frame.f_code.co_name)
-            for depth, (frame, line) in found
-        ]
-        return [each for each in lines if each[1] in self.files]
+        lines = []
+        for depth, (frame, line) in enumerate(traceback.walk_tb(error.__traceback__)):
+            code = frame.f_code
+            if code.co_filename in self.files:
+                lines.append((depth, code.co_filename, line, code.co_name))
+        return lines
 
     def line_now(self) -> str | None:
-        """The innermost line of the user's that is running."""
-        lines = ((frame.f_code.co_filename, frame.f_lineno) for frame in frames())
-        return next((shown(file, line) for file, line in lines if file in self.files), None)
+        """The innermost line of the user's code that is running."""
+        for frame in frames():
+            if frame.f_code.co_filename in self.files:
+                return shown(frame.f_code.co_filename, frame.f_lineno)
+        return None
 
     @property
     def files(self) -> set[str]:
-        """Those that define it and what it builds on, but for this package's and the libraries'
-        own."""
+        """The user's files that define it and what it builds on."""
         family = self.thing.__mro__ if isinstance(self.thing, type) else (self.thing,)
         found = {file for member in family for file in plugins.files_of(member)}
         return {file for file in found if not file.startswith(LIBRARIES)}
@@ -103,24 +104,24 @@ def frames() -> Iterator[FrameType]:
 
 
 def shown(file: str, line: int) -> str:
-    """A line as a reader can find it: from here on if the file lies below; of a notebook, in its
-    cell."""
+    """A line as a reader finds it: relative to the working directory, or in a notebook's cell."""
     if not os.path.isfile(file):
         return f"line {line} of its cell"
     relative = os.path.relpath(file)
-    return f"{file if relative.startswith('..') else relative}:{line}"
+    if relative.startswith(".."):
+        return f"{file}:{line}"
+    return f"{relative}:{line}"
 
 
 @contextmanager
 def blaming(own: OwnCode | None) -> Iterator[None]:
-    """What a user's own code raises is said as a mistake in it; without such code it is raised as
-    it is."""
+    """Report what custom code raises as a mistake in it; None: raise it as it is."""
     try:
         yield
     except UserError as error:
         if own is None:
             raise
-        # A check of ours has said it; it may have caught an error in a line of the user's.
+        # A check has reported it; it may have caught an error in a line of the user.
         cause = error.__cause__ or error.__context__
         place = own.line_of(cause) if cause is not None else None
         raise UserError(f"{error}\n{place or own.defined()}; see {own.page}") from cause

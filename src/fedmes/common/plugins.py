@@ -1,5 +1,5 @@
-"""Names to objects: what is built in, what installed packages bring as entry points of the group
-`fedmes.methods` or `fedmes.models`, or `path/to/file.py:Name` for the user's own."""
+"""Names to objects: built-in ones, entry points of installed packages (groups `fedmes.methods` and
+`fedmes.models`), or `path/to/file.py:Name` for custom ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     path = Path(file).resolve()
     if not path.is_file():
         raise UserError(f"{kind} '{name}': there is no file {file}")
-    # One name a file: two files of one name are two modules.
+    # One name per file: two files of one name are two modules.
     module_name = f"fedmes_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec and spec.loader
@@ -51,7 +51,7 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
 
 
 def in_a_file(name: str) -> bool:
-    """Is it `path/to/file.py:Name`, which is imported from there?"""
+    """Is it `path/to/file.py:Name`?"""
     file = name.rpartition(":")[0]
     return file.endswith(".py") and file != NO_FILE
 
@@ -64,7 +64,7 @@ def is_custom(kind: str, name: Any) -> bool:
 
 
 def installed(kind: str) -> dict[str, metadata.EntryPoint]:
-    """What other packages bring, by name."""
+    """The entry points of installed packages, by name."""
     return {entry.name: entry for entry in metadata.entry_points(group=f"fedmes.{kind}s")}
 
 
@@ -83,8 +83,7 @@ def reference(thing: Callable[..., Any]) -> str:
 
 
 def source(thing: Callable[..., Any]) -> str | None:
-    """The text that an object comes from: its file, or its cells of a notebook; None where there is
-    neither."""
+    """The source text of an object: its file, or its cells of a notebook; None: there is none."""
     if (file := _file(thing)) is not None:
         return file.read_text(encoding="utf-8", errors="replace")
     family = thing.__mro__ if isinstance(thing, type) else (thing,)
@@ -95,8 +94,8 @@ def source(thing: Callable[..., Any]) -> str | None:
 
 
 def _file(thing: Any) -> Path | None:
-    """The file that defines an object. What is typed into a notebook has at best a file that goes
-    with its kernel."""
+    """The file that defines an object. A notebook's cells have at best a file that disappears with
+    the kernel."""
     try:
         file = None if _is_typed(thing) else inspect.getsourcefile(thing)
     except (TypeError, OSError):
@@ -112,8 +111,7 @@ def _is_typed(thing: Any) -> bool:
 
 
 def files_of(thing: Any) -> list[str]:
-    """The files that a function, or a class's functions, were written in; of a notebook, the names
-    of its cells."""
+    """The files of a function or of a class's functions; in a notebook, the names of its cells."""
     functions = vars(thing).values() if isinstance(thing, type) else (thing,)
     codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
     return [code.co_filename for code in codes if code is not None]

@@ -1,22 +1,19 @@
-"""The benchmarks by name: which data, how many tasks, and the sizes they bring along (the paper's
-where it has any)."""
+"""The benchmarks by name: their data, tasks and default sizes (the paper's where it has any)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Benchmark:
+    """A data set and the options that come with it."""
+
     summary: str
-    tasks: int | None  # there are at most; None: as many as --tasks asks for
-    # configuration values, as in a TOML file
-    defaults: dict[str, Any] = field(default_factory=dict)
-    data: tuple[str, ...] = ()  # data sets by name; several are one after the other
+    tasks: int | None  # the maximum; None: as many as --tasks asks for
+    defaults: dict[str, Any] = field(default_factory=dict)  # options, as in a TOML file
+    data: tuple[str, ...] = ()  # names of data sets, one after the other
 
 
 def _sizes(
@@ -32,17 +29,18 @@ def _with(sizes: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
     return sizes | sections
 
 
-# The paper: Adam (rate by spec: 1e-3, from scratch on ResNet-18 5e-4), batch 40, 10 rounds a task,
-# 10 epochs a round (Fusion-40: 5), memory 150, 10 or 20 clients, 2 to 5 classes a client and task.
-# A class's images (500 + 100; EMNIST 1,600 + 400; CORe50 240 + 60) go to its holders in shares of
-# `frac`: 50, 160, 120, 50, 50 images. clients tasks rounds epochs batch memory model
+# The paper: Adam (learning rate 1e-3, from scratch on ResNet-18 5e-4), batch 40, 10 rounds per
+# task, 10 epochs per round (Fusion-40: 5), memory 150, 10 or 20 clients, 2 to 5 classes per client
+# and task. Each client with a class gets a share `frac` of its images (500 + 100; EMNIST 1,600 +
+# 400; CORe50 240 + 60): 50, 160, 120, 50, 50 images.
 BENCHMARKS = {
     "split-digits": Benchmark(
         "1,797 handwritten digits of 8x8 pixels, 5 tasks x 2 classes; ships with the package", 5,
         _with(_sizes(10, 5, 5, 5, 15, 30, "mlp"), stream={"frac": "holders"}), ("digits",),
     ),
     "synthetic": Benchmark(
-        "made-up images (class prototypes and noise), any number of tasks, clients and classes, any size", None,
+        "made-up images (class prototypes and noise), "
+        "any number of tasks, clients and classes, any size", None,
         _with(_sizes(10, 5, 3, 3, 20, 50, "mlp"), stream={"frac": 20}, data={"image_size": 8}),
     ),
     "split-cifar100": Benchmark(
@@ -55,7 +53,10 @@ BENCHMARKS = {
     ),
     "split-core50": Benchmark(
         "CORe50, 11 sessions x 50 objects, 3x32x32", 11,
-        _with(_sizes(10, 11, 10, 10, 40, 150, "cnn6"), stream={"frac": 0.5}, data={"image_size": 32}), ("core50",),
+        _with(
+            _sizes(10, 11, 10, 10, 40, 150, "cnn6"),
+            stream={"frac": 0.5}, data={"image_size": 32},
+        ), ("core50",),
     ),
     "split-miniimagenet": Benchmark(
         "MiniImageNet, 10 tasks x 10 classes, 3x84x84", 10,
@@ -72,16 +73,19 @@ BENCHMARKS = {
         ), ("cifar100", "miniimagenet", "tinyimagenet"),
     ),
     "affcl-letters": Benchmark(
-        "EMNIST Letters, 8 clients x 6 tasks x 2 classes, each client with classes of its own (as AF-FCL splits)", 13,
-        _with(_sizes(8, 6, 10, 10, 40, 150, "cnn2"), stream={"frac": "holders"}), ("emnist-letters",),
+        "EMNIST Letters, 8 clients x 6 tasks x 2 classes, "
+        "each client with classes of its own (as AF-FCL splits)", 13,
+        _with(_sizes(8, 6, 10, 10, 40, 150, "cnn2"), stream={"frac": "holders"}),
+        ("emnist-letters",),
     ),
     "affcl-cifar100": Benchmark(
-        "CIFAR-100, 8 clients x 6 tasks x 2 classes, each client with classes of its own (as AF-FCL splits)", 50,
+        "CIFAR-100, 8 clients x 6 tasks x 2 classes, "
+        "each client with classes of its own (as AF-FCL splits)", 50,
         _with(_sizes(8, 6, 10, 10, 40, 150, "cnn6"), stream={"frac": "holders"}), ("cifar100",),
     ),
 }  # fmt: skip
 
-# classes a task, where every client has blocks of its own
+# classes per task, where no two clients share classes
 OWN_CLASSES = {"affcl-letters": 2, "affcl-cifar100": 2}
 
 OWN_DATA: dict[str, Any] = {

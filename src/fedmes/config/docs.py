@@ -1,4 +1,4 @@
-"""The page docs/options.md, made from the options: `python -m fedmes.config.docs > docs/options.md`."""
+"""The page docs/options.md, from the options (python -m fedmes.config.docs > docs/options.md)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class Model(Section):
         None,
         "width of the network. `mlp`: hidden units (256); `cnn2` (512) and `cnn6` (1024): units of "
         "the fully connected layer; `resnet18`: channels of the first stage (64; a multiple of 4; "
-        "20 is the small network of A-GEM); `vit`: embedding size (192; a multiple of its 3 heads).",
+        "20 is the small network of A-GEM); `vit`: embedding size (192; a multiple of its 3 "
+        "heads).",
         unset="by model",
     )
     stem: Literal[3, 7] | None = option(
@@ -101,8 +102,9 @@ class Train(Section):
     scope: Literal["seen", "tasks", "all", "block"] = option(
         "seen",
         "active classes in the training softmax. `seen`: those the client has seen so far; "
-        "`tasks`: those of its tasks so far, with or without samples of them; `all`; `block`: those "
-        "of the task of each sample. FedWeIT has one head per task and ignores it with a warning.",
+        "`tasks`: those of its tasks so far, with or without samples of them; `all`; `block`: "
+        "those of the task of each sample. FedWeIT has one head per task and ignores it with a "
+        "warning.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Python files are run when they are imported, so only those are imported that the user names."""
+"""Importing a Python file runs it, so only files that the user names are imported."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ KINDS = ("method", "model")
 def check_trust(
     config: Config, named: Iterable[Any], trust: bool, kinds: Collection[str] = KINDS
 ) -> None:
-    """Refuse a method or model of a Python file that nobody but a file or directory names, which
-    may be a stranger's. `named`: what the user has named; `trust`: the user takes the rest as
-    well."""
+    """Refuse a method or model in a Python file that only a file or directory names, which may be a
+    stranger's. `named`: what the user has named; `trust`: the user accepts the rest too."""
     names = {"method": config.method, "model": config.model.name}
     chosen = {str(name) for name in named}
-    strange = {
-        kind: names[kind]
-        for kind in kinds
-        if plugins.in_a_file(names[kind]) and names[kind] not in chosen
-    }
+    flags = []
+    strange = []
+    for kind in kinds:
+        if plugins.in_a_file(names[kind]) and names[kind] not in chosen:
+            flags += [f"--{kind}", names[kind]]
+            strange.append(names[kind])
     if strange and not trust:
-        flags = shlex.join(word for kind, name in strange.items() for word in (f"--{kind}", name))
         raise UserError(
-            f"{', '.join(strange.values())}: would be run as Python, and nobody but a file or directory names it\n"
-            f"if it is yours, or you have read it, add: {flags} (or --trust)"
+            f"{', '.join(strange)}: would be run as Python, "
+            "and nobody but a file or directory names it\n"
+            f"if it is yours, or you have read it, add: {shlex.join(flags)} (or --trust)"
         )

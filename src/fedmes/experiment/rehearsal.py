@@ -1,8 +1,8 @@
-"""A short rehearsal of a method or model of the user's own, before anything is trained or written.
+"""A short rehearsal of a custom method or model, before anything is trained or written.
 
-Two clients go through two tasks of a few of their samples each: in the loop engine, and in the
-stacked one where that will train. What a run would end in, or would take without a word, is said
-with the line and the rule.
+Two clients learn two tasks of a few samples each: in the loop engine, and in the stacked one if
+that will train. A mistake that would end a run, or pass unnoticed, is reported with the line and
+the rule.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmes.common.keyed_random import Ints
 from fedmes.common.own_code import OwnCode, blaming
 from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset
@@ -36,9 +37,12 @@ from fedmes.scenario.memory import POLICIES
 from fedmes.scenario.plan import Plan
 from fedmes.scenario.stream import Client, Stream
 
-CLIENTS, TASKS = 2, 2
-# samples of a task, in a batch, in the memory; the last batch is not full
-TRAIN, TEST, BATCH, MEMORY = 3, 2, 2, 4
+CLIENTS = 2
+TASKS = 2
+TRAIN = 3  # samples per task
+TEST = 2
+BATCH = 2  # so that the last batch is not full
+MEMORY = 4
 CHOICES = {
     "store": ("none", "memory", "all"),
     "epoch_over": ("task", "seen"),
@@ -66,7 +70,7 @@ def own_model(make: Callable[..., Any]) -> OwnCode:
 
 
 def made(make: Make, net: Net, config: Config) -> Method:
-    """A method of the user's own, if it is one."""
+    """A custom method, checked to be one."""
     own = own_method(make)
     no_method = own.mistake(
         "is no method",
@@ -81,23 +85,21 @@ def made(make: Make, net: Net, config: Config) -> Method:
         raise no_method
     for former, name in FORMER_NAMES.items():
         if hasattr(method, former):
-            raise own.mistake(
-                f"{former} is called {name} since 0.2.0", own.defined(), RULES["form"]
-            )
+            text = f"{former} is called {name} since 0.2.0"
+            raise own.mistake(text, own.defined(), RULES["form"])
     for name, choices in CHOICES.items():
         if (value := getattr(method, name)) not in choices:
-            said = ", ".join(map(repr, choices))
-            raise own.mistake(
-                f"{name} is {value!r}, and must be one of {said}", own.defined(), RULES["form"]
-            )
+            allowed = ", ".join(map(repr, choices))
+            text = f"{name} is {value!r}, and must be one of {allowed}"
+            raise own.mistake(text, own.defined(), RULES["form"])
     return method
 
 
 def rehearse(
     method: Method, make: Make, owners: Sequence[OwnCode], federation: Federation, dataset: Dataset
 ) -> None:
-    """`owners`: whose mistakes are looked for, the method's or the model's. Neither the method nor
-    any generator of random numbers is touched."""
+    """Look for mistakes of `owners`, the custom method or model. Neither the method nor any random
+    generator changes."""
     small, few = _small(federation, dataset, method.config.tasks)
     config = method.config.with_(
         {
@@ -107,7 +109,8 @@ def rehearse(
             "device": "cpu",
         }
     )
-    cpu, dtype = torch.device("cpu"), dtype_of(config)
+    cpu = torch.device("cpu")
+    dtype = dtype_of(config)
     samples = Samples(few, cpu, dtype)
 
     def actor() -> Method:
@@ -142,38 +145,20 @@ def _play(engine: Engine, own: OwnCode) -> None:
 
 
 def _blamed(owners: Sequence[OwnCode], error: Exception) -> UserError:
-    """On whose innermost line it happened; else on the first's."""
+    """Blame the owner of the innermost line, or else the first one."""
     depths = {own: own.depth(error) for own in owners}
     own = max(owners, key=lambda each: depths[each])
     return watched.explained(own, own.function_of(error), error)
 
 
 def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federation, Dataset]:
-    """The first clients with the first samples of their first tasks, and a data set of these
-    alone."""
-    clients = [
-        Client(
-            client.name,
-            tuple(
-                replace(t, train=t.train[:TRAIN], test=t.test[:TEST]) for t in client.tasks[:TASKS]
-            ),
-        )
-        for client in federation.stream.clients[:CLIENTS]
-    ]
-    parts = [
-        part for client in clients for task in client.tasks for part in (task.train, task.test)
-    ]
+    """The first clients with the first samples of their first tasks, and a data set of these."""
+    clients = [_first_samples(client) for client in federation.stream.clients[:CLIENTS]]
+    parts = []
+    for client in clients:
+        for task in client.tasks:
+            parts += [task.train, task.test]
     rows = np.unique(np.concatenate(parts))
-    renumbered = tuple(
-        Client(client.name, tuple(
-            replace(task, train=np.searchsorted(rows, task.train), test=np.searchsorted(rows, task.test))
-            for task in client.tasks
-        ))
-        for client in clients
-    )  # fmt: skip
-    counts = np.array([len(client.tasks) for client in clients])
-    rounds = np.arange(TASKS)[:, None]
-    position = np.where(rounds < counts, rounds, -1)
     few = replace(
         dataset,
         x=dataset.x[rows],
@@ -182,31 +167,45 @@ def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federa
         source=None if dataset.source is None else dataset.source[rows],
         session=None,
     )
+    counts = np.array([len(client.tasks) for client in clients])
+    rounds = np.arange(TASKS)[:, None]
+    position = np.where(rounds < counts, rounds, -1)
     stream = Stream(
         federation.stream.seed,
         federation.stream.classes,
-        renumbered,
+        tuple(_renumbered(client, rows) for client in clients),
         position,
         (position >= 0).astype(int),
     )
-    plans = [
-        Plan(
-            stream,
-            k,
-            min(plan.capacity, MEMORY),
-            replace(plan.work, epochs=1, batch=BATCH, memory_batch=BATCH, broken=0.0),
-            few.y,
-            room=tasks,
-        )
-        for k, plan in enumerate(federation.plans[:CLIENTS])
-    ]
+    plans = []
+    for k, plan in enumerate(federation.plans[:CLIENTS]):
+        work = replace(plan.work, epochs=1, batch=BATCH, memory_batch=BATCH, broken=0.0)
+        plans.append(Plan(stream, k, min(plan.capacity, MEMORY), work, few.y, room=tasks))
     return replace(federation, stream=stream, plans=plans), few
+
+
+def _first_samples(client: Client) -> Client:
+    tasks = []
+    for task in client.tasks[:TASKS]:
+        tasks.append(replace(task, train=task.train[:TRAIN], test=task.test[:TEST]))
+    return Client(client.name, tuple(tasks))
+
+
+def _renumbered(client: Client, rows: Ints) -> Client:
+    """Samples by their place in `rows`."""
+    tasks = []
+    for task in client.tasks:
+        train = np.searchsorted(rows, task.train)
+        test = np.searchsorted(rows, task.test)
+        tasks.append(replace(task, train=train, test=test))
+    return Client(client.name, tuple(tasks))
 
 
 @contextmanager
 def _undrawn() -> Iterator[None]:
     """Afterwards, random numbers come as if none had been drawn."""
-    python, old = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+    old = np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=[]):
             yield

@@ -1,10 +1,9 @@
-"""The rules of the method contract, watched while a method's functions are called
-(docs/own-method.md numbers them)."""
+"""Checks the rules for methods (docs/own-method.md) while the functions of a method are called."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,43 +19,59 @@ from fedmes.results.run_dir import COUNTED, PLACE
 from fedmes.tensors import Tensors
 
 RULES = {
-    "branch": "rule 1 of docs/own-method.md: torch.where instead of if, and masks instead of choosing samples",
-    "random": "rule 2 of docs/own-method.md: fedmes.methods.hashed_uniforms(me.key, shape) makes random numbers",
-    "entries": "rule 3 of docs/own-method.md: return entries that the state has had from the beginning",
+    "branch": "rule 1 of docs/own-method.md: "
+    "torch.where instead of if, and masks instead of choosing samples",
+    "random": "rule 2 of docs/own-method.md: "
+    "fedmes.methods.hashed_uniforms(ctx.key, shape) makes random numbers",
+    "entries": "rule 3 of docs/own-method.md: "
+    "return entries that the state has had from the beginning",
     "shape": "rule 3 of docs/own-method.md: an entry keeps its shape and type",
-    "in place": "rule 4 of docs/own-method.md: return new tensors, and leave those that were given as they are",
-    "form": "rule 5 of docs/own-method.md: the functions of fedmes.methods.Method, what they take and return",
-    "report": "rule 6 of docs/own-method.md: one number a name, under names that rounds.csv does not have yet",
+    "in place": "rule 4 of docs/own-method.md: "
+    "return new tensors, and leave those that were given as they are",
+    "form": "rule 5 of docs/own-method.md: "
+    "the functions of fedmes.methods.Method, what they take and return",
+    "report": "rule 6 of docs/own-method.md: "
+    "one number a name, under names that rounds.csv does not have yet",
 }
 CONTRACT = (
-    "server", "aggregate", "sent_down", "init", "begin_task", "begin_round", "step", "end_round", "upload", "report",
-    "end_task", "build_predictor", "embed_memory", "apply_tuning", "predict", "measure", "tune",
+    "server", "aggregate", "sent_down", "init", "begin_task", "begin_round", "step", "end_round",
+    "upload", "report", "end_task", "build_predictor", "embed_memory", "apply_tuning", "predict",
+    "measure", "tune",
 )  # fmt: skip
-# return what is new of the first
+# functions that return changed entries of their first argument
 CHANGES = ("begin_task", "begin_round", "step", "end_round", "end_task", "aggregate")
-BRANCHES, DRAWS = "branches on a tensor's value", "draws random numbers"
-CHOOSES = "makes a tensor whose size depends on values"
-FORBIDDEN = {  # what torch's functions do that none of a method's may
-    **dict.fromkeys(
-        ("__bool__", "__float__", "__int__", "__index__", "__array__", "item", "tolist", "numpy", "equal", "allclose"),
-        (BRANCHES, "branch"),
-    ),
-    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "unique"), (CHOOSES, "branch")),
-    **dict.fromkeys(
-        ("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli",
-         "multinomial", "poisson", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "dropout"),
-        (DRAWS, "random"),
-    ),
-}  # fmt: skip
-VMAP = {  # in torch's words
-    "control flow": (BRANCHES, "branch"), ".item()": (BRANCHES, "branch"), "random": (DRAWS, "random"),
-    "inplace": ("works in place", "in place"),
-}  # fmt: skip
+
+BRANCHES = ("branches on a tensor's value", "branch")
+CHOOSES = ("makes a tensor whose size depends on values", "branch")
+DRAWS = ("draws random numbers", "random")
+IN_PLACE = ("works in place", "in place")
+READ_VALUES = (
+    "__bool__", "__float__", "__int__", "__index__", "__array__", "item", "tolist", "numpy",
+    "equal", "allclose",
+)  # fmt: skip
+CHOOSE_SAMPLES = ("nonzero", "argwhere", "masked_select", "unique")
+DRAW_NUMBERS = (
+    "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal",
+    "bernoulli", "multinomial", "poisson", "bernoulli_", "normal_", "uniform_", "random_",
+    "exponential_", "dropout",
+)  # fmt: skip
+# functions of torch that no method may call: what is wrong with them, and by which rule
+FORBIDDEN = {
+    **dict.fromkeys(READ_VALUES, BRANCHES),
+    **dict.fromkeys(CHOOSE_SAMPLES, CHOOSES),
+    **dict.fromkeys(DRAW_NUMBERS, DRAWS),
+}
+# the words with which torch refuses to map a function over clients
+VMAP = {
+    "control flow": BRANCHES,
+    ".item()": BRANCHES,
+    "random": DRAWS,
+    "inplace": IN_PLACE,
+}
 
 
 def watch(method: Method, own: OwnCode) -> Method:
-    """The method, whose functions are from now on held to the rules whenever an engine calls
-    them."""
+    """The method, with its functions checked whenever an engine calls them."""
     watcher = _Watcher(own)
     for name in CONTRACT:
         if callable(function := getattr(method, name, None)):
@@ -65,11 +80,12 @@ def watch(method: Method, own: OwnCode) -> Method:
 
 
 class _Watcher(TorchFunctionMode):
-    """While a function runs, it sees what is asked of torch."""
+    """Sees what a function of a method asks of torch while it runs."""
 
     def __init__(self, own: OwnCode) -> None:
         super().__init__()
-        self.own, self.name = own, ""
+        self.own = own
+        self.name = ""  # of the function that is running
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         if self.name:
@@ -82,7 +98,8 @@ class _Watcher(TorchFunctionMode):
         self.name = name
         try:
             with self:
-                answer, again = function(*given), function(*given)
+                answer = function(*given)
+                again = function(*given)
         except NotImplementedError as error:
             if self.own.line_of(error) is not None:
                 raise
@@ -103,14 +120,14 @@ class _Watcher(TorchFunctionMode):
         called = getattr(func, "__name__", "")
         mask = called == "__getitem__" and _has_mask(args[1])
         if (mask or called in FORBIDDEN) and not _in_network():
-            what, rule = (CHOOSES, "branch") if mask else FORBIDDEN[called]
+            what, rule = CHOOSES if mask else FORBIDDEN[called]
             raise self.own.mistake(f"{self.name}() {what}", self.own.line_now(), RULES[rule])
         return func(*args, **(kwargs or {}))
 
 
 def _in_network() -> bool:
-    """A network may read values, where it runs for one client at a time, and `Net` looks at its
-    random numbers."""
+    """A network may read values, where it runs for one client at a time; `Net` checks its random
+    numbers."""
     return any(frame.f_code.co_filename == functional.__file__ for frame in frames())
 
 
@@ -136,7 +153,8 @@ Wrong = Callable[[str, str], UserError]  # what is wrong, and by which rule
 
 def _check(wrong: Wrong, name: str, given: tuple[Any, ...], answer: Any) -> None:
     if name == "sent_down":
-        if not (isinstance(answer, tuple) and len(answer) == 2 and all(map(_is_flat, answer))):
+        pair = isinstance(answer, tuple) and len(answer) == 2
+        if not pair or not all(map(_is_flat, answer)):
             raise wrong("must return two dictionaries of tensors", "form")
         return
     if name == "report":
@@ -162,13 +180,12 @@ def _check_changes(wrong: Wrong, before: Tensors, new: Tensors, maker: str) -> N
             raise wrong(f"returns the entry {entry!r}, which {maker}() has not made", "entries")
         there = before[entry]
         if value.shape != there.shape or value.dtype != there.dtype:
-            kinds = [
-                f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"
-                for t in (value, there)
-            ]
-            raise wrong(
-                f"returns {entry!r} as {kinds[0]}, which is {kinds[1]} in the state", "shape"
-            )
+            text = f"returns {entry!r} as {_kind(value)}, which is {_kind(there)} in the state"
+            raise wrong(text, "shape")
+
+
+def _kind(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"
 
 
 def _check_report(wrong: Wrong, answer: Any) -> None:
@@ -193,39 +210,31 @@ def _said(answer: Any) -> str:
     if isinstance(answer, Tensor):
         return f"a tensor of shape {tuple(answer.shape)}"
     if isinstance(answer, dict):
-        return (
-            "{"
-            + ", ".join(f"{key!r}: {_said(value)}" for key, value in list(answer.items())[:3])
-            + "}"
-        )
-    return (
-        f"{answer!r:.40}"
-        if isinstance(answer, (int, float, str))
-        else "nothing"
-        if answer is None
-        else type(answer).__name__
-    )
+        entries = [f"{key!r}: {_said(value)}" for key, value in list(answer.items())[:3]]
+        return "{" + ", ".join(entries) + "}"
+    if isinstance(answer, (int, float, str)):
+        return f"{answer!r:.40}"
+    return "nothing" if answer is None else type(answer).__name__
 
 
 def _same(one: Any, two: Any) -> bool:
-    first, second = _tensors(one), _tensors(two)
+    first = _tensors(one)
+    second = _tensors(two)
     if any(torch._C._functorch.is_batchedtensor(t) for t in first):
-        return True  # mapped over scopes, where values are not to be had
-    return len(first) == len(second) and all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-        for a, b in zip(first, second, strict=True)
-    )
+        return True  # mapped over scopes, where values cannot be read
+    return len(first) == len(second) and all(map(_equal, first, second))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _tensors(given: Any) -> list[Tensor]:
-    """All that lie in dictionaries and tuples."""
+    """All tensors in nested dictionaries and tuples."""
     if isinstance(given, Tensor):
         return [given]
-    inner: Iterable[Any] = (
-        given.values()
-        if isinstance(given, dict)
-        else given
-        if isinstance(given, (tuple, list))
-        else ()
-    )
-    return [t for each in inner for t in _tensors(each)]
+    if isinstance(given, dict):
+        given = tuple(given.values())
+    if not isinstance(given, (tuple, list)):
+        return []
+    return [t for each in given for t in _tensors(each)]

@@ -70,7 +70,7 @@ def reproduce(
             run = look(trial).run
             changed = [] if run is None else changes(trial, run, known)
             if not again:
-                refuse(trial.directory, changed, "--again runs anew what has changed")
+                refuse(trial.directory, changed, "--again reruns what has changed")
             return run is None or bool(changed)
 
         missing = [trial for each in asked for trial in each if to_do(trial)]
