@@ -1,4 +1,4 @@
-"""One training judged in several ways gives what a training for each of them gives."""
+"""One training evaluated under several protocols gives what a training for each of them gives."""
 
 import json
 
@@ -23,14 +23,14 @@ TINY = {
 }  # fmt: skip
 OTHERS = {
     "told": {"eval.task_classes": "all"},
-    "judged": {"eval.model": "global"},
+    "model": {"eval.model": "global"},
     "few": {"knn.k": 1},
     "kernel": {"knn.kernel": "exp_d2"},
     "theta": {"knn.theta": 0.25},
     "features": {"knn.features": "conv"},
     "both": {"eval.task_classes": "all", "knn.theta": 0.9},
 }
-JUDGED = (("personal", "own"), ("personal", "all"), ("global", "own"))
+PROTOCOLS = (("personal", "own"), ("personal", "all"), ("global", "own"))
 
 
 def tables(directory):
@@ -74,11 +74,11 @@ def test_equal_to_trainings_of_their_own(engine, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_of_every_method(method, tmp_path):
-    """No method trains otherwise because it will be judged otherwise."""
+    """No method trains differently because it will be evaluated differently."""
     options = config.load(None, TINY | {"method": method, "model.name": "mlp"})
     others = {
         f"{model}-{told}": {"eval.model": model, "eval.task_classes": told}
-        for model, told in JUDGED
+        for model, told in PROTOCOLS
     }
     prepared = prepare(options, protocols=others)
     assert {name.split("-")[0] for name in prepared.protocols} >= {"personal"}
@@ -98,7 +98,7 @@ def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
     with pytest.raises(Stopped):
         runner.execute(prepare(options, protocols=two), tmp_path / "whole", stop=lambda: True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == []
-    # Of the two one is asked for again, and one that nobody has looked for from the beginning.
+    # Of the two one is asked for again, and one that has no scores of the beginning.
     again = {name: OTHERS[name] for name in ("theta", "told")}
     runner.execute(prepare(options, protocols=again), tmp_path / "whole", resume=True)
     assert [path.name for path in tmp_path.iterdir() if path.name in OTHERS] == ["told"]
