@@ -39,7 +39,7 @@ def engine_of(options, schedule=None, own=None):
 
 
 def drive(engine):
-    rounds = len(engine.sites[0][0].plan.position)
+    rounds = len(engine.client_data[0][0].plan.position)
     rows, scores = [], []
     for g in range(rounds):
         rows.append(engine.round(g))
@@ -99,7 +99,7 @@ def test_an_update_that_is_not_finite_is_left_out():
     engine = engine_of({}, own={"method": Broken})
     rows = engine.round(0)
     assert [row.left_out for row in rows] == [False, True, False]
-    sizes = [len(engine.sites[0][k].plan.samples[0]) for k in (0, 2)]
+    sizes = [len(engine.client_data[0][k].plan.samples[0]) for k in (0, 2)]
     for name, value in engine.servers[0].items():
         mean = sum(
             n * engine.clients[0][k][name] for n, k in zip(sizes, (0, 2), strict=True)
@@ -115,7 +115,9 @@ def test_continue_goes_on_from_the_clients_own_model():
         engine.round(0)
         own = pick(engine.clients[0][0], "w")
         received = pick(engine.servers[0], "w")
-        engine.sites[0][0].config = engine.sites[0][0].config.with_({"optim.lr": 1e-300})
+        engine.client_data[0][0].config = engine.client_data[0][0].config.with_(
+            {"optim.lr": 1e-300}
+        )
         engine.round(1)
         expected = received if start == "global" else own
         for name, value in pick(engine.clients[0][0], "w").items():
@@ -124,7 +126,7 @@ def test_continue_goes_on_from_the_clients_own_model():
 
 def test_the_rate_decays_from_round_to_round_and_is_reset_for_each_task():
     engine = engine_of({"optim.lr": 0.5, "optim.gamma": 0.8, "rounds": 3})
-    site = engine.sites[0][0]
+    site = engine.client_data[0][0]
     rates = [float(site.ctx(site.plan.round(g)).lr) for g in range(9)]
     np.testing.assert_allclose(rates, [0.5, 0.4, 0.32] * 3, rtol=1e-12)
 
@@ -133,7 +135,7 @@ def test_the_rate_decays_from_round_to_round_and_is_reset_for_each_task():
     ("scope", "expected"), [("seen", "seen"), ("all", "all"), ("block", "block")]
 )
 def test_training_scopes(scope, expected):
-    site = engine_of({"train.scope": scope}).sites[0][0]
+    site = engine_of({"train.scope": scope}).client_data[0][0]
     plan = site.plan
     numbers = np.concatenate([plan.memory[2][:1], plan.samples[2][:1]])
     batch = site.batch(numbers, 2)
@@ -171,7 +173,7 @@ def test_theta_is_tuned_on_samples_held_back():
     )
     drive(engine)
     chosen = []
-    for k, site in enumerate(engine.sites[0]):
+    for k, site in enumerate(engine.client_data[0]):
         predictor = engine.predictor(0, k)
         held = np.concatenate(site.plan.held_back)
         assert len(held) >= 6

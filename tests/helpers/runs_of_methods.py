@@ -81,7 +81,7 @@ def moved(run):
 
 def predictions(run, client, task, kind):
     """Class probabilities on a test set as the client stands, over the classes it has seen."""
-    site = run.engine.sites[0][client]
+    site = run.engine.client_data[0][client]
     predictor = run.engine.predictor(0, client)
     nobody = torch.tensor(-1)
     answers = [

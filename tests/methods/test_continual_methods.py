@@ -54,7 +54,7 @@ def test_property_1_fedmes_without_pull_and_vote_is_fedagem():
 @pytest.mark.slow
 def test_fedagem_averages_by_samples_and_evaluates_the_global_model(runs):
     run = runs("fedagem")
-    sizes = [len(site.plan.samples[2]) for site in run.engine.sites[0]]
+    sizes = [len(site.plan.samples[2]) for site in run.engine.client_data[0]]
     assert len(set(sizes)) > 1
     for name, value in run.servers[-1].items():
         mean = sum(n * w[name] for n, w in zip(sizes, run.clients[-1], strict=True)) / sum(sizes)
@@ -189,7 +189,7 @@ def test_flwfs_teacher_is_the_clients_own_model_of_the_task_before():
             assert not seen.any()
         else:
             assert_same(past, run.clients[2 * position - 1][client])
-            assert torch.equal(seen, run.engine.sites[0][client].seen[position - 1])
+            assert torch.equal(seen, run.engine.client_data[0][client].seen[position - 1])
 
 
 def test_flwf_2ts_weights_are_shares():
@@ -240,7 +240,7 @@ def test_local_er_steps_on_batch_and_memory():
 
 @pytest.mark.slow
 def test_joint_iterates_over_the_samples_of_all_tasks_so_far(runs):
-    plans = [site.plan for site in runs("joint").engine.sites[0]]
+    plans = [site.plan for site in runs("joint").engine.client_data[0]]
     for plan in plans:
         for g in range(6):
             work = plan.round(g)

@@ -28,7 +28,7 @@ def test_all_entries_exist_from_the_start_in_their_final_shape(method, runs):
     later."""
     run = runs(method)
     params = run.prepared.federations[0].initial
-    for site, state in zip(run.engine.sites[0], states(run), strict=True):
+    for site, state in zip(run.engine.client_data[0], states(run), strict=True):
         first = run.prepared.method.init({n: p.double() for n, p in params.items()}, site.ctx())
         assert {n: (t.shape, t.dtype) for n, t in first.items()} == {
             n: (t.shape, t.dtype) for n, t in state.items()
@@ -45,7 +45,7 @@ def test_adam_lives_for_a_round(method, runs):
     """Its counter c1 = 1 - .9^t has counted the steps of one round: not re-created at every batch,
     not kept longer."""
     run = runs(method)
-    for site, state in zip(run.engine.sites[0], states(run), strict=True):
+    for site, state in zip(run.engine.client_data[0], states(run), strict=True):
         steps = site.plan.steps(5)
         counters = {name: value for name, value in state.items() if name.endswith(".c1")}
         assert counters and steps >= 4

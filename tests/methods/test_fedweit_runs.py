@@ -88,7 +88,7 @@ def test_property_7_old_tasks_change_through_b_alone(kb, l1, trails):
     """With the B of before put back, the weights and answers for the first task are what they were,
     bit for bit."""
     trail = trails(kb=kb, l1=l1)
-    for k, site in enumerate(trail.engine.sites[0]):
+    for k, site in enumerate(trail.engine.client_data[0]):
         then = trail.ended[1][k]
         first = trail.method.build_predictor(then, trail.servers[2], None)
         (x, _), *_ = site.test_chunks(0)

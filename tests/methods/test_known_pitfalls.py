@@ -58,7 +58,7 @@ def test_votes_are_mixed_with_probabilities(method, runs):
     """Logits may be shifted by any number without a change in what they say; a mixture with logits
     would change."""
     run = runs(method)
-    site, predictor = run.engine.sites[0][1], run.engine.predictor(0, 1)
+    site, predictor = run.engine.client_data[0][1], run.engine.predictor(0, 1)
     vote, scope = run.engine.method.vote, site.seen[1]
     batch = site.batch(site.plan.samples[1], 1)
     shifted = predictor | {"w.head.bias": predictor["w.head.bias"] + 1000}
@@ -112,7 +112,7 @@ def test_what_is_sent_arrives(method, runs):
     client: by each entry."""
     run = runs(method)
     method, broadcast, clients = run.engine.method, run.engine.servers[0], run.engine.clients[0]
-    site = run.engine.sites[0][0]
+    site = run.engine.client_data[0][0]
     ctx, sums = site.ctx(site.plan.round(1)), {"loss": doubles(1)[0], "count": doubles(1)[0]}
     there, counts = torch.ones(3, dtype=torch.bool), doubles(1, 1, 1)
 

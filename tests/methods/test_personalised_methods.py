@@ -219,7 +219,7 @@ def test_knnper_trains_fedavg(runs):
 def test_knnper_mixes_probabilities_of_the_global_model(runs):
     """Embeddings and softmax are the averaged model's; what is mixed adds up to 1."""
     run = runs("knn-per")
-    method, site = run.engine.method, run.engine.sites[0][2]
+    method, site = run.engine.method, run.engine.client_data[0][2]
     predictor = run.engine.predictor(0, 2)
     assert_same(pick(predictor, "w"), run.servers[-1])
     stored = site.batch(site.plan.memory_after[2], 2).x
@@ -247,7 +247,7 @@ def test_knnper_may_keep_all_samples(theta):
         "memory.policy": "ring",
     }
     run = Run(options | {"memory": 2, "memory.per_task": 1, "rounds": 1})
-    for k, site in enumerate(run.engine.sites[0]):
+    for k, site in enumerate(run.engine.client_data[0]):
         plan = site.plan
         for p in range(3):
             kept = np.sort(plan.memory_after[p])

@@ -109,7 +109,9 @@ def test_its_gradient_is_that_of_plain_pytorch(tables, name, channels):
     method, net = made.method, made.method.net
     params = {n: p.double() for n, p in made.federations[0].initial.items()}
     batch = next(
-        LoopEngine(method, made.federations, made.samples).sites[0][0].chunks(np.arange(BATCH), 0)
+        LoopEngine(method, made.federations, made.samples)
+        .client_data[0][0]
+        .chunks(np.arange(BATCH), 0)
     )
     g, loss = method.gradient(params, batch, torch.tensor(7))
 

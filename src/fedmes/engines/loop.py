@@ -111,27 +111,27 @@ class LoopEngine:
         self.method = method
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
-        self.sites: list[list[ClientData]] = []  # [seed][client]
+        self.client_data: list[list[ClientData]] = []  # [seed][client]
         self.servers: list[Tensors] = []
         self.clients: list[list[Tensors]] = []  # their states
         for f in federations:
             initial = cast(f.initial, samples.device, samples.dtype)
-            sites = [ClientData(k, f, samples, method.config) for k in range(len(f.plans))]
-            self.sites.append(sites)
+            clients = [ClientData(k, f, samples, method.config) for k in range(len(f.plans))]
+            self.client_data.append(clients)
             self.servers.append(method.server(initial))
-            self.clients.append([method.init(initial, data.ctx()) for data in sites])
+            self.clients.append([method.init(initial, data.ctx()) for data in clients])
         # names and shapes of an upload
-        self.expected = method.upload(self.clients[0][0], self.sites[0][0].ctx())
+        self.expected = method.upload(self.clients[0][0], self.client_data[0][0].ctx())
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
         # the last task each client has finished
-        self.learned = [[-1] * len(sites) for sites in self.sites]
+        self.learned = [[-1] * len(states) for states in self.clients]
 
     @torch.no_grad()
     def round(self, g: int) -> list[RoundRow]:
         rows: list[RoundRow] = []
-        for s in range(len(self.sites)):
+        for s in range(len(self.client_data)):
             rows += self._seed_round(s, g)
         return rows
 
@@ -141,7 +141,7 @@ class LoopEngine:
         each_round, first_round = [int(wire.size(part)) for part in method.sent_down(broadcast)]
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
-        for k, data in enumerate(self.sites[s]):
+        for k, data in enumerate(self.client_data[s]):
             work = data.plan.round(g)
             if work is None:
                 continue
@@ -157,7 +157,7 @@ class LoopEngine:
             sent = int(wire.size(up))
             done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
         server, left_out = aggregate_round(
-            method, broadcast, updates, len(self.sites[s]), self.expected
+            method, broadcast, updates, len(self.client_data[s]), self.expected
         )
         self.servers[s] = tidy(server)
         return [replace(row, reason=left_out.get(row.client, "")) for row in done]
@@ -165,8 +165,8 @@ class LoopEngine:
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:
         scores = []
-        for s, sites in enumerate(self.sites):
-            for k, data in enumerate(sites):
+        for s, clients in enumerate(self.client_data):
+            for k, data in enumerate(clients):
                 position = data.plan.ends(g)
                 if position is None:
                     continue
@@ -208,7 +208,7 @@ class LoopEngine:
         broadcast = self.servers[seed]
         task = max(self.learned[seed][client], 0)
         return client_predictor(
-            self.protocols[""], state, broadcast, task, self.sites[seed][client]
+            self.protocols[""], state, broadcast, task, self.client_data[seed][client]
         )
 
 
