@@ -23,13 +23,15 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
+# the longest one first
 LONGEST = [
     "test_federation",
     "test_stacked",
     "test_resume",
-    "test_compiled",
+    "test_readme",
     "test_oracle",
-]  # the longest one first
+    "test_compiled",
+]
 
 
 def pytest_configure(config):

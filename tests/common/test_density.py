@@ -12,11 +12,29 @@ COLUMNS = 100
 LINES_PER_FILE = 400
 LINES_PER_FUNCTION = 50
 PARAMETERS = 8
-# Folders that are still denser than this; none is added.
+# Files that are still denser than this; none is added.
 UNFINISHED = [
-    "common", "data", "deployment", "engines", "experiment", "methods", "models",
-    "prediction", "report", "results", "scenario", "studies",
-]  # fmt: skip
+    "engines/stacked/grouped_conv.py",
+    "report/clients.py",
+    "report/collect.py",
+    "report/curves.py",
+    "report/figures.py",
+    "report/mpl.py",
+    "report/page.py",
+    "report/page_data.py",
+    "report/palette.py",
+    "report/rerun.py",
+    "report/result_table.py",
+    "report/sections.py",
+    "report/table.py",
+    "report/verdict.py",
+    "studies/definitions.py",
+    "studies/figures.py",
+    "studies/paper.py",
+    "studies/reproduce.py",
+    "studies/runs.py",
+    "studies/tables.py",
+]
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -80,8 +98,8 @@ def holds(node, kinds):
     "file", sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 )
 def test_each_line_says_one_thing(file):
-    if Path(file).parts[0] in UNFINISHED:
-        pytest.skip("its folder is not done yet")
+    if file in UNFINISHED:
+        pytest.skip("it is not done yet")
     found = [f"{file}:{line}: {what}" for line, what in dense((PACKAGE / file).read_text())]
     assert not found, "\n".join(found)
 
