@@ -267,4 +267,4 @@ def _slowest_in_lockstep(rows: list[RoundRow]) -> float:
 def _parts(protocols: Collection[str]) -> list[str]:
     """The names of each protocol's tables in a checkpoint. They are counted, since a protocol's
     name may contain anything."""
-    return ["book", *(f"book{i}" for i in range(1, len(protocols)))]
+    return [f"book{i or ''}" for i in range(len(protocols))]
