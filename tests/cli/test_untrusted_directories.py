@@ -13,6 +13,7 @@ from fedmes.common.files import first_link
 from fedmes.common.text import cell, printable
 from fedmes.errors import UserError
 from fedmes.report import collect, result_table
+from fedmes.report.table import as_latex
 from fedmes.results import run_dir
 from helpers import made
 
@@ -256,7 +257,7 @@ def test_names_in_latex_csv_and_figures(odd, command, tmp_path):
 
 def test_names_in_cells(odd, tmp_path):
     groups, _ = collect.collect([tmp_path / name for name in odd])
-    assert "\\$\\textbackslash{}frac\\{\\$" in result_table.as_latex(groups)
+    assert "\\$\\textbackslash{}frac\\{\\$" in as_latex(result_table.latex_table(groups[0]))
 
 
 def test_reasons_in_rounds_csv(tmp_path):

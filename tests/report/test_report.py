@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from fedmes.cli import app as cli
-from fedmes.cli.options import configuration
+from fedmes.cli.options import configured
+from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.report import collect, curves, rerun
 from fedmes.report.collect import Run
@@ -270,5 +271,12 @@ def test_the_command_makes_the_same_configuration(options):
     run = Run.of(made.result(made.triangle([0.5, 0.6], 2), **options), directory="runs/a")
     words = shlex.split(rerun.command(run))
     assert words[:2] == ["fedmes", "run"]
-    context = typer.main.get_command(cli.app).commands["run"].make_context("run", words[2:])
-    assert configuration(context.params).options() == run.config.options()
+    made_again = []
+
+    def command(config: Config) -> None:
+        made_again.append(config.options())
+
+    app = typer.Typer()
+    app.command()(configured()(command))
+    app(words[2:], standalone_mode=False)
+    assert made_again == [run.config.options()]

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedmes.cli.report import STUDY_NAMES
 from fedmes.config.options import Config
 from fedmes.errors import Stopped, UserError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
-from fedmes.studies import paper, runs, tables
+from fedmes.studies import figures, paper, runs, tables
 from fedmes.studies import reproduce as studies
 from fedmes.studies.definitions import PAPER_METHODS, STUDIES
 from fedmes.studies.runs import Scope
@@ -236,8 +235,9 @@ def test_the_papers_numbers():
     assert all(number.where for number in paper.table1("split-cifar100", 10, "fedmes").values())
 
 
-def test_the_command_line_names_every_study():
-    assert set(STUDY_NAMES) == set(STUDIES) == set(tables.TABLES)
+def test_every_study_has_runs_tables_and_figures():
+    for study in STUDIES.values():
+        assert set(study.tables) <= set(tables.__all__) and callable(getattr(figures, study.figure))
     assert all(
         isinstance(trial.config, Config) for name in STUDIES for trial in runs.wanted(Scope(name))
     )

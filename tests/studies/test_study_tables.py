@@ -132,7 +132,7 @@ def test_the_line_of_a_default_waits_for_its_run(tmp_path):
     default, zero = runs.wanted(Scope("questions", tmp_path, methods=("lambda=paper", "lambda=0")))
 
     def lines():
-        drawn = figures.answers([runs.look(default), runs.look(zero)])
+        drawn = figures.questions([runs.look(default), runs.look(zero)])[""]
         found = [
             line
             for ax in drawn.axes

@@ -17,7 +17,7 @@ from fedmes.results.run_dir import Result
 if TYPE_CHECKING:
     from fedmes.experiment.bench import Row
     from fedmes.prediction.client import Prediction, Vote
-from fedmes.results.labels import NUMBERS, SCORES, variants
+from fedmes.results.labels import NUMBERS, SCORE_TAGS, SHORT_SCORES, variants
 
 
 def run_report(result: Result) -> RenderableType:
@@ -41,7 +41,7 @@ def _scores(result: Result) -> Table:
     table.add_column("")
     for name in NUMBERS.values():
         table.add_column(name, justify="right")
-    for score, title in SCORES.items():
+    for score, title in SHORT_SCORES.items():
         table.add_row(Text(title, style="italic"))
         for name, numbers in variants(result).values():
             table.add_row(f"  {name}", *(_number(numbers[score][key]) for key in NUMBERS))
@@ -52,7 +52,7 @@ def _by_task(result: Result) -> Table:
     """Forgetting: the accuracy on each task when it was just learned, and at the end."""
     tasks = range(min(result.config.tasks, 12))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("accuracy by task, no task id")
+    table.add_column(f"accuracy by task, {SCORE_TAGS['oblivious']}")
     for task in tasks:
         table.add_column(str(task + 1), justify="right")
     for suffix, (name, _) in variants(result).items():
@@ -114,7 +114,7 @@ def comparison(results: Sequence[Result], width: int) -> RenderableType:
             Text(),
             _compared(results, ["masked"], costs=False),
         )
-    return _compared(results, list(SCORES), costs=True)
+    return _compared(results, list(SHORT_SCORES), costs=True)
 
 
 def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Table:

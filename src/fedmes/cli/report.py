@@ -13,16 +13,12 @@ import typer
 from fedmes.cli import options
 from fedmes.cli.run import train
 from fedmes.common.text import printable
+from fedmes.studies.definitions import STUDIES
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
 
 app = typer.Typer()
-
-STUDY_NAMES = (
-    "table1", "table1-block", "curves", "clients", "fusion40", "memory", "heteromemory",
-    "wallclock", "questions", "beyond", "beyond-memory", "parts", "lr",
-)  # fmt: skip
 
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")]
 
@@ -62,7 +58,7 @@ EXAMPLE = "fedmes reproduce table1 --benchmarks split-cifar100 --clients 10 --se
 
 
 def _scopes(
-    names: Annotated[list[str], typer.Argument(metavar="STUDY...", help=", ".join(STUDY_NAMES))],
+    names: Annotated[list[str], typer.Argument(metavar="STUDY...", help=", ".join(STUDIES))],
     quick: Annotated[
         bool, typer.Option("--quick", help="a much smaller version, minutes on two CPU cores")
     ] = False,

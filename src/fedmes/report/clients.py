@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedmes.common.npz import Header, read_arrays, read_headers
 from fedmes.report import curves
 from fedmes.report.collect import Group, Run
 from fedmes.report.result_table import Row
+from fedmes.results.labels import ACCURACIES
 from fedmes.results.metrics import Floats
 
 DIGITS = np.frombuffer(
@@ -32,37 +33,39 @@ SIDE = 48  # pixels of a thumbnail at most
 
 
 def streams(group: Group) -> list[dict[str, Any] | None]:
-    """By seed: who has which classes of which task; None where no run of the group has kept its
-    split file."""
-    return [
-        next(filter(None, (_stream(run, seed) for run in group.runs)), None) for seed in group.seeds
-    ]
+    """By seed: who has which classes of which task; None where no run has kept its split file."""
+    return [_stream_of_any(group.runs, seed) for seed in group.seeds]
+
+
+def _stream_of_any(runs: Sequence[Run], seed: int) -> dict[str, Any] | None:
+    for run in runs:
+        stream = _stream(run, seed)
+        if stream is not None:
+            return stream
+    return None
 
 
 def _stream(run: Run, seed: int) -> dict[str, Any] | None:
     folder = Path(run.directory) / f"seed{seed}"
     try:
         content = json.loads((folder / "split.json").read_bytes())
-        return {
-            "clients": [
-                {
-                    "name": str(client["name"]),
-                    "tasks": [
-                        {
-                            "name": str(task["name"]),
-                            "classes": [int(label) for label in task["classes"]],
-                            "train": len(task["train"]),
-                            "test": len(task["test"]),
-                        }
-                        for task in client["tasks"]
-                    ],
-                }
-                for client in content["clients"]
-            ]
-        }
+        return {"clients": [_client(client) for client in content["clients"]]}
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         # the last: a class that is infinity
         return None
+
+
+def _client(client: Mapping[str, Any]) -> dict[str, Any]:
+    tasks = []
+    for task in client["tasks"]:
+        about = {
+            "name": str(task["name"]),
+            "classes": [int(label) for label in task["classes"]],
+            "train": len(task["train"]),
+            "test": len(task["test"]),
+        }
+        tasks.append(about)
+    return {"name": str(client["name"]), "tasks": tasks}
 
 
 def client_names(group: Group, found: Sequence[dict[str, Any] | None]) -> list[str]:
@@ -103,36 +106,39 @@ def pack(values: Floats) -> str:
 
 
 def matrices(rows_by_group: Sequence[Sequence[Row]]) -> list[list[dict[str, Any]]]:
-    """For each row of each group: by score the packed matrices of all clients, for the mean over
-    seeds and, unless the page would become too large, for each seed."""
-    rows = [row for own in rows_by_group for row in own]
-    values = [
-        len(row.run.config.seeds) * row.run.config.clients * row.run.config.tasks**2 for row in rows
-    ]
-    each = 2 * sum(values) <= MATRIX_BUDGET  # two scores, two characters, half a square
-    return [
-        [
-            {
-                "mean": _packed(row, None),
-                "seeds": [_packed(row, place) for place in range(len(row.run.config.seeds))]
-                if each and len(row.run.config.seeds) > 1
-                else [],
-            }
-            for row in own
-        ]
-        for own in rows_by_group
-    ]
+    """By group and row the packed matrices of all clients: the mean over seeds, and each seed.
+
+    Single seeds are left out where the page would become too large.
+    """
+    characters = 0
+    for rows in rows_by_group:
+        for row in rows:
+            config = row.run.config
+            # two scores, two characters, half a square
+            characters += 2 * len(config.seeds) * config.clients * config.tasks**2
+    each_seed = characters <= MATRIX_BUDGET
+    found = []
+    for rows in rows_by_group:
+        found.append([_matrices(row, each_seed) for row in rows])
+    return found
+
+
+def _matrices(row: Row, each_seed: bool) -> dict[str, Any]:
+    seeds = len(row.run.config.seeds)
+    single = []
+    if each_seed and seeds > 1:
+        single = [_packed(row, place) for place in range(seeds)]
+    return {"mean": _packed(row, None), "seeds": single}
 
 
 def _packed(row: Row, seed: int | None) -> dict[str, list[str]]:
     result = row.run.result
-    return {
-        score: [
-            pack(curves.matrix(result, name + row.suffix, k, seed))
-            for k in range(result.config.clients)
-        ]
-        for score, name in curves.SCORES.items()
-    }
+    found: dict[str, list[str]] = {}
+    for score, name in ACCURACIES.items():
+        for client in range(result.config.clients):
+            values = curves.matrix(result, name + row.suffix, client, seed)
+            found.setdefault(score, []).append(pack(values))
+    return found
 
 
 class Album:
@@ -179,12 +185,10 @@ def _remembered(x: Header, y: Header, task: Header) -> bool:
 
 def _sheet(images: np.ndarray) -> dict[str, Any]:
     """All images [N, H, W, C] beside and below each other as one PNG."""
-    images = images if images.dtype == np.uint8 else _bytes(images)
-    images = (
-        images
-        if images.shape[-1] in (1, 3)
-        else images.mean(axis=-1, keepdims=True).astype(np.uint8)
-    )
+    if images.dtype != np.uint8:
+        images = _bytes(images)
+    if images.shape[-1] not in (1, 3):
+        images = images.mean(axis=-1, keepdims=True).astype(np.uint8)
     thumbs = [_thumb(image) for image in images]
     width, height = thumbs[0].size
     columns = int(np.ceil(np.sqrt(len(thumbs))))
@@ -206,5 +210,6 @@ def _thumb(image: np.ndarray) -> Image.Image:
 
 def _bytes(images: np.ndarray) -> np.ndarray:
     """Values of any range as greys from the smallest to the largest."""
-    low, high = float(np.nanmin(images)), float(np.nanmax(images))
+    low = float(np.nanmin(images))
+    high = float(np.nanmax(images))
     return (np.nan_to_num(images - low) / (high - low or 1) * 255).astype(np.uint8)

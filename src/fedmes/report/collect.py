@@ -1,4 +1,4 @@
-"""Result directories: found, checked, and put into groups whose members may be compared."""
+"""Result directories: found, checked, and grouped into runs that may be compared."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.report import curves
 from fedmes.results import run_dir
+from fedmes.results.labels import ACCURACIES
 from fedmes.results.metrics import Floats
 from fedmes.results.run_dir import Result
 from fedmes.version import __version__
@@ -32,8 +33,7 @@ DEPTH = 3  # runs/ holds compare's folder, which holds the methods' folders
 
 @dataclass(frozen=True)
 class Run:
-    """A result, what it is called in this report, and the columns of its `rounds.csv` as
-    numbers."""
+    """A result, its name in this report, and the columns of its `rounds.csv` as numbers."""
 
     label: str
     result: Result  # without its rounds: as text they are a hundred times larger
@@ -48,14 +48,10 @@ class Run:
         directory: str = "",
         versions: Mapping[str, str] | None = None,
     ) -> Run:
+        """A run of a result at hand; default label: its method."""
         rounds = curves.round_table(result)
-        return Run(
-            label or result.config.method_name,
-            replace(result, rounds=[]),
-            rounds,
-            directory,
-            versions or {},
-        )
+        label = label or result.config.method_name
+        return Run(label, replace(result, rounds=[]), rounds, directory, versions or {})
 
     @property
     def config(self) -> Config:
@@ -70,6 +66,13 @@ class Run:
         """Of the network alone; None for a method without a vote of the memory."""
         return self.result.metrics_nolip
 
+    def acc_all(self, score: str) -> tuple[float, float]:
+        """Acc_ALL, mean and spread over seeds; NaN where there is none."""
+        number = self.metrics[score]["acc_all"]
+        # as floats, None becomes NaN
+        mean, std = np.array([number["mean"], number["std"]], dtype=float).tolist()
+        return mean, std
+
     @property
     def left_out(self) -> int:
         """Updates that were not finite."""
@@ -78,15 +81,14 @@ class Run:
     @property
     def keeps_all_data(self) -> bool:
         """Such a run says what would be possible; it does not compete."""
-        config = self.config
-        return config.method == "joint" or (
-            config.method == "knn-per" and config.knnper.store == "all"
-        )
+        if self.config.method == "knn-per":
+            return self.config.knnper.store == "all"
+        return self.config.method == "joint"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one benchmark with equal splits and seeds, judged by the same rule."""
+    """Runs of one benchmark with equal splits and seeds, evaluated by the same rule."""
 
     runs: tuple[Run, ...]
 
@@ -105,27 +107,21 @@ class Group:
 
 @dataclass(frozen=True)
 class LeftOut:
+    """A directory without a run to report on."""
+
     directory: str
     reason: str
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
-    """The groups of all finished runs in and under these directories, and what could not be
-    used."""
+    """The groups of all finished runs in and under these directories, and what is left out."""
     groups: dict[str, list[Run]] = {}
     left_out: list[LeftOut] = []
     met: set[Path] = set()
     for path in paths:
         found = list(_find(path, DEPTH))
         if not found:
-            there = (
-                "holds no run"
-                if path.is_dir()
-                else "is not a directory"
-                if path.exists()
-                else "does not exist"
-            )
-            left_out.append(LeftOut(str(path), there))
+            left_out.append(LeftOut(str(path), _why_empty(path)))
         for directory in found:
             if directory.resolve() in met:
                 continue
@@ -137,6 +133,12 @@ def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
             else:
                 groups.setdefault(_same_question(run.result), []).append(run)
     return [Group(_labelled(runs)) for runs in groups.values()], left_out
+
+
+def _why_empty(path: Path) -> str:
+    if path.is_dir():
+        return "holds no run"
+    return "is not a directory" if path.exists() else "does not exist"
 
 
 def _find(path: Path, depth: int) -> Iterator[Path]:
@@ -157,16 +159,15 @@ def _open(directory: Path) -> Run:
     if not (directory / "result.json").is_file():
         raise UserError("unfinished: there is no result.json, which is written last")
     try:
-        versions = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8")).get(
-            "versions", {}
-        )
-        versions = {str(name): str(version) for name, version in versions.items()}
+        content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
+        versions = {str(name): str(each) for name, each in content.get("versions", {}).items()}
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"broken: config.toml cannot be read ({_one_line(error)})") from None
     made_by = versions.get("fedmes", "source")
     if made_by != "source" and made_by.split(".")[:2] != __version__.split(".")[:2]:
         raise UserError(
-            f"made by fedmes {made_by}, this is {__version__}: report it with that version, or run it anew"
+            f"made by fedmes {made_by}, this is {__version__}: "
+            "report it with that version, or run it again"
         )
     try:
         run = Run.of(run_dir.load(directory), directory=str(directory), versions=versions)
@@ -180,10 +181,12 @@ def _open(directory: Path) -> Run:
 
 
 def _check(run: Run, content: Mapping[str, Any]) -> None:
-    """What `results.load` leaves open: whether the files agree, and whether accuracies are such."""
-    result, config = run.result, run.config
+    """What `run_dir.load` does not check: that the files agree, that accuracies are such."""
+    result = run.result
+    config = run.config
     names = set(result.accuracy)
-    if names not in ({"acc", "acc_masked"}, {"acc", "acc_masked", "acc_nolip", "acc_masked_nolip"}):
+    plain = set(ACCURACIES.values())
+    if names not in (plain, plain | {f"{name}_nolip" for name in plain}):
         raise UserError(f"accuracy.npz holds {', '.join(sorted(names)) or 'nothing'}")
     for name, values in result.accuracy.items():
         if bool(np.any((values < 0) | (values > 1))):
@@ -194,7 +197,7 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
     for name, found in (("metrics", run.metrics), ("metrics_nolip", run.metrics_nolip)):
         if not _equal(content.get(name), found):
             raise UserError(f"result.json and accuracy.npz disagree on {name}")
-    share = 0.0 if result.memory_share is None else result.memory_share  # real sites do not tell
+    share = result.memory_share or 0.0  # None for real sites, which do not tell
     if not all(math.isfinite(number) for number in (*result.seconds.values(), share)):
         raise UserError("result.json: communication or seconds are not whole")
     if not curves.fits(config, run.rounds):
@@ -205,12 +208,15 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
 
 def title_of(config: Config) -> str:
     """What runs of a group share."""
-    seeds = f"seed{'s' if len(config.seeds) > 1 else ''} {', '.join(map(str, config.seeds))}"
-    name = (
-        config.benchmark if config.data.path is None else f"own data {Path(config.data.path).name}"
-    )
-    rule = " · task id given: all classes" if config.eval.task_classes == "all" else ""
-    return f"{name} · {count(config.clients, 'client')} · {count(config.tasks, 'task')} · {seeds}{rule}"
+    name = config.benchmark
+    if config.data.path is not None:
+        name = f"own data {Path(config.data.path).name}"
+    seeds = "seeds" if len(config.seeds) > 1 else "seed"
+    parts = [name, count(config.clients, "client"), count(config.tasks, "task")]
+    parts.append(f"{seeds} {', '.join(map(str, config.seeds))}")
+    if config.eval.task_classes == "all":
+        parts.append("task id given: all classes")
+    return " · ".join(parts)
 
 
 def _equal(one: Any, two: Any) -> bool:
@@ -224,17 +230,14 @@ def _equal(one: Any, two: Any) -> bool:
 
 
 def _same_question(result: Result) -> str:
-    """Equal for runs that saw the same samples (a split lists rows of a data set, so that has to be
-    the same too) and whose clients, told the task, choose among the same classes."""
+    """Equal for runs with the same samples and, given the task id, the same candidate classes.
+
+    A split lists rows of a data set, so that has to be the same too.
+    """
     config = result.config
-    made_up = config.synthetic.model_dump() if config.benchmark == "synthetic" else None
-    samples = [
-        config.benchmark,
-        result.split_sha256,
-        config.seeds,
-        config.data.model_dump(),
-        made_up,
-    ]
+    samples = [config.benchmark, result.split_sha256, config.seeds, config.data.model_dump()]
+    if config.benchmark == "synthetic":
+        samples.append(config.synthetic.model_dump())
     return json.dumps([samples, config.eval.task_classes])
 
 
@@ -242,17 +245,17 @@ def _labelled(runs: list[Run]) -> tuple[Run, ...]:
     """A run is called by its method and, among several of one method, by what sets it apart."""
     labels = []
     for run in runs:
-        apart = differing(
-            [other.config for other in runs if other.config.method == run.config.method]
-        )
+        relatives = [other.config for other in runs if other.config.method == run.config.method]
+        apart = differing(relatives)
         own = decisive(run.config)
         parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if key in own]
         labels.append(" ".join([run.config.method_name, *parts[:3]]))
     times = Counter(labels)
-    named = [
-        replace(run, label=printable(label if times[label] == 1 else f"{label} [{run.directory}]"))
-        for run, label in zip(runs, labels, strict=True)
-    ]
+    named = []
+    for run, label in zip(runs, labels, strict=True):
+        if times[label] > 1:
+            label = f"{label} [{run.directory}]"
+        named.append(replace(run, label=printable(label)))
     return tuple(sorted(named, key=lambda run: natural(run.label, decimals=True)))
 
 
@@ -260,29 +263,29 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """By method: runs that differ in their memory alone, from small to large."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {
-            key: value
-            for key, value in decisive(run.config).items()
-            if not key.startswith("memory.")
-        }
+        options = decisive(run.config).items()
+        rest = [option for option in options if not option[0].startswith("memory.")]
         alike.setdefault(json.dumps(rest), []).append(run)
     found: dict[str, list[Run]] = {}
     for members in alike.values():
         if len({json.dumps(run.config.memory.size) for run in members}) > 1:
             name = members[0].config.method_name
-            name = name if name not in found else members[0].label
+            if name in found:
+                name = members[0].label
             found[name] = sorted(members, key=lambda run: curves.memory_size(run.result))
     return found
 
 
 def differing(configs: Iterable[Config]) -> list[str]:
     """The options that are not the same in all of these."""
-    flats = [config.options() for config in configs]
-    found = []
-    for key in dict.fromkeys(chain(*flats)):  # an option of a custom method is not in all
-        if any(flat.get(key) != flats[0].get(key) for flat in flats[1:]):
-            found.append(key)
-    return found
+    first, *others = [config.options() for config in configs]
+    found: dict[str, None] = {}
+    for other in others:
+        for key in first | other:  # an option of a custom method is not in all
+            if other.get(key) != first.get(key):
+                found[key] = None
+    order = list(dict.fromkeys(chain(first, *others)))
+    return sorted(found, key=order.index)
 
 
 def decisive(config: Config) -> dict[str, Any]:
@@ -300,30 +303,32 @@ def about_computing(key: str) -> bool:
 
 
 def of_another_method(method: str, key: str) -> bool:
-    """What only another method asks for, `ditto.lam` in a run of FedAvg: its default may have
-    changed since. A method of the user's own may ask for anything."""
-    return method in METHODS and key.partition(".")[0] in {
-        name.replace("-", "") for name in METHODS if name != method
-    }
+    """What only another method asks for, `ditto.lam` in a run of FedAvg.
+
+    Its default may have changed since. A custom method may ask for anything.
+    """
+    if method not in METHODS:
+        return False
+    others = {name.replace("-", "") for name in METHODS if name != method}
+    return key.partition(".")[0] in others
 
 
 def value_text(value: Any) -> str:
     """An option's value for a reader."""
     if value is None:
         return "-"
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) if len(value) <= 4 else f"{min(value)} to {max(value)}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) > 4:
+        return f"{min(value)} to {max(value)}"
+    return ", ".join(map(str, value))
 
 
 def _short(key: str) -> str:
-    return (
-        "memory"
-        if key == "memory.size"
-        else "model"
-        if key == "model.name"
-        else key.rpartition(".")[2]
-    )
+    section, _, name = key.rpartition(".")
+    return section if key in ("memory.size", "model.name") else name
 
 
 def _one_line(error: Exception) -> str:
@@ -332,4 +337,5 @@ def _one_line(error: Exception) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """1 client, 2 clients."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from fedmes.config.options import Config
 from fedmes.results import metrics
+from fedmes.results.labels import ACCURACIES
 from fedmes.results.metrics import Floats, mean
 from fedmes.results.run_dir import PLACE, ROUND_COLUMNS, Result
 
 Rounds = Mapping[str, Floats]
 
-SCORES = {"oblivious": "acc", "masked": "acc_masked"}
 ROUND_QUANTITIES = {
     "rule2": "share of steps that follow rule 2",
     "lambda": "lambda",
@@ -34,16 +34,16 @@ class Curve:
 
 
 def accuracy_by_task(result: Result, score: str) -> Curve:
-    return _over_seeds(mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 1))
+    return _over_seeds(mean(metrics.accuracy_after(result.accuracy[ACCURACIES[score]]), 1))
 
 
 def forgetting_by_task(result: Result, score: str) -> Curve:
-    return _over_seeds(mean(metrics.forgetting_after(result.accuracy[SCORES[score]]), 1))
+    return _over_seeds(mean(metrics.forgetting_after(result.accuracy[ACCURACIES[score]]), 1))
 
 
 def vote_by_task(result: Result, score: str) -> Curve | None:
     """What the memory's vote adds to the network alone; None for a method without a vote."""
-    name = SCORES[score]
+    name = ACCURACIES[score]
     if f"{name}_nolip" not in result.accuracy:
         return None
     voted = metrics.accuracy_after(result.accuracy[name])
@@ -54,26 +54,27 @@ def vote_by_task(result: Result, score: str) -> Curve | None:
 
 def seed_values(result: Result, score: str, suffix: str = "") -> Floats:
     """Acc_ALL of each seed."""
-    return metrics.accuracy_of_seeds(result.accuracy[SCORES[score] + suffix])
+    return metrics.accuracy_of_seeds(result.accuracy[ACCURACIES[score] + suffix])
 
 
 def seed_forgetting(result: Result, score: str) -> Floats:
     """FR of each seed."""
-    return metrics.forgetting_of_seeds(result.accuracy[SCORES[score]])
+    return metrics.forgetting_of_seeds(result.accuracy[ACCURACIES[score]])
 
 
 def client_curves(result: Result, score: str) -> Floats:
     """A[k, t], the mean over seeds."""
-    return np.asarray(mean(metrics.accuracy_after(result.accuracy[SCORES[score]]), 0))
+    return np.asarray(mean(metrics.accuracy_after(result.accuracy[ACCURACIES[score]]), 0))
 
 
 def client_ranges(result: Result, score: str) -> tuple[Floats, Floats, Floats]:
     """Acc_Client[k], and the lowest and highest A[k, t] over the tasks."""
-    after = metrics.accuracy_after(result.accuracy[SCORES[score]])
+    after = metrics.accuracy_after(result.accuracy[ACCURACIES[score]])
     curves = np.asarray(mean(after, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        low, high = np.nanmin(curves, axis=1), np.nanmax(curves, axis=1)
+        low = np.nanmin(curves, axis=1)
+        high = np.nanmax(curves, axis=1)
     return np.asarray(mean(mean(after, 2), 0)), low, high
 
 
@@ -94,24 +95,26 @@ def matrix(result: Result, name: str, client: int, seed: int | None = None) -> F
 
 def round_table(result: Result) -> dict[str, Floats]:
     """The columns of `rounds.csv` as numbers; NaN where a cell is empty or infinite."""
-    own = dict.fromkeys(
-        name
-        for row in result.rounds
-        for name in row
-        if name is not None and name not in ROUND_COLUMNS
-    )
-    names = (*PLACE, "seconds", "left_out", *ROUND_QUANTITIES, *own)
-    return {name: np.array([_number(row.get(name)) for row in result.rounds]) for name in names}
+    names = dict.fromkeys((*PLACE, "seconds", "left_out", *ROUND_QUANTITIES))
+    for row in result.rounds:
+        for name in row:
+            if name is not None and name not in ROUND_COLUMNS:
+                names[name] = None
+    table = {}
+    for name in names:
+        table[name] = np.array([_number(row.get(name)) for row in result.rounds])
+    return table
 
 
 def _number(cell: Any) -> float:
-    number = float("nan") if cell in (None, "") else float(cell)
+    if cell in (None, ""):
+        return float("nan")
+    number = float(cell)
     return number if np.isfinite(number) else float("nan")
 
 
 def quantities(tables: Iterable[Rounds]) -> dict[str, str]:
-    """What these tables tell of the training, by column: what we know, and what methods of users'
-    own report."""
+    """What these tables tell of the training, by column; also what custom methods report."""
     own = (name for rounds in tables for name in rounds if name not in ROUND_COLUMNS)
     return ROUND_QUANTITIES | {name: name for name in own}
 
@@ -124,8 +127,7 @@ def fits(config: Config, rounds: Rounds) -> bool:
 
 
 def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
-    """A quantity of `rounds.csv` over a client's own rounds: the mean over clients, then over
-    seeds. None where a method has no such quantity."""
+    """A quantity of `rounds.csv` by round, the mean over clients and seeds; None if absent."""
     if name not in rounds:
         return None
     cells = np.full((len(config.seeds), config.clients, config.tasks * config.rounds), np.nan)

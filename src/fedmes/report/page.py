@@ -1,5 +1,4 @@
-"""The HTML page: one file with everything in it. All that comes from result directories is
-escaped."""
+"""The HTML page: one file with everything in it, and all text from results escaped."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from markupsafe import Markup, escape
 from fedmes.report import palette, sections
 from fedmes.report.clients import Album, matrices
 from fedmes.report.collect import Group, LeftOut
-from fedmes.report.curves import SCORES
 from fedmes.report.page_data import group_content
 from fedmes.report.result_table import rows_of
 from fedmes.report.verdict import compare_runs
+from fedmes.results.labels import SCORE_TAGS, SCORES
 from fedmes.version import __version__
 
 SCRIPTS = ("charts.js", "figures.js", "page.js")
@@ -30,32 +29,33 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: boo
     """The page on these groups. The answer comes first, warnings right after it."""
     album = Album() if with_samples else None
     rows = [rows_of(group) for group in groups]
-    contents = [
-        group_content(group, own, packed, album)
-        for group, own, packed in zip(groups, rows, matrices(rows), strict=True)
-    ]
+    contents = []
     shown = []
-    for group, own, content in zip(groups, rows, contents, strict=True):
+    for group, own, packed in zip(groups, rows, matrices(rows), strict=True):
+        contents.append(group_content(group, own, packed, album))
         verdicts = {score: compare_runs(group.runs, score) for score in SCORES}
-        shown.append(sections.group_section(group, own, content, verdicts))
+        shown.append(sections.group_section(group, own, contents[-1], verdicts))
+    title = shown[0]["headline"]
+    if len(shown) > 1:
+        title = f"{len(shown)} comparisons"
+    samples = {} if album is None else album.sheets
     scripts = [_asset(name) for name in SCRIPTS]
     # Nothing is loaded from anywhere, and no script runs but these.
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    return (
-        _templates()
-        .get_template("page.html")
-        .render(
-            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}",
-            title=shown[0]["headline"] if len(shown) == 1 else f"{len(shown)} comparisons",
-            style=_palette() + _asset("page.css"),
-            navigation=_navigation(groups),
-            groups=shown,
-            left_out=left_out,
-            samples=album,
-            version=__version__,
-            data=embedded({"groups": contents, "samples": {} if album is None else album.sheets}),
-            scripts=scripts,
-        )
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    template = _templates().get_template("page.html")
+    return template.render(
+        policy=f"{policy}; script-src {allowed}",
+        title=title,
+        style=_palette() + _asset("page.css"),
+        navigation=_navigation(groups),
+        tags=SCORE_TAGS,
+        groups=shown,
+        left_out=left_out,
+        samples=album,
+        version=__version__,
+        data=embedded({"groups": contents, "samples": samples, "scores": SCORE_TAGS}),
+        scripts=scripts,
     )
 
 
@@ -81,9 +81,8 @@ def embedded(data: Any) -> str:
 def _navigation(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Places of the page, and what the links to them are called."""
     if len(groups) > 1:
-        return [
-            (f"g{i}", f"{i + 1}. {group.config.benchmark}") for i, group in enumerate(groups[:6])
-        ]
+        names = [group.config.benchmark for group in groups[:6]]
+        return [(f"g{i}", f"{i + 1}. {name}") for i, name in enumerate(names)]
     return [
         ("g0-table", "Results"),
         ("g0-figures", "Figures"),
@@ -94,8 +93,10 @@ def _navigation(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 def _palette() -> str:
     """The colours of palette.py as --c0, --c1, ..."""
-    pairs = zip(palette.LIGHT, palette.DARK, strict=True)
-    return f":root {{ {' '.join(f'--c{i}: light-dark({day}, {night});' for i, (day, night) in enumerate(pairs))} }}\n"
+    colours = ""
+    for i, (day, night) in enumerate(zip(palette.LIGHT, palette.DARK, strict=True)):
+        colours += f"--c{i}: light-dark({day}, {night}); "
+    return f":root {{ {colours}}}\n"
 
 
 def _asset(name: str) -> str:

@@ -1,5 +1,4 @@
-"""How a run looks in every figure: a colour, a line style and a marker, so that no reader depends
-on colour alone.
+"""How a run looks in every figure: colour, line style and marker, never colour alone.
 
 A method of this package has the same look in every report, and relatives share a colour (fedavg and
 fedprox, flwf and flwf-2t, ...). The colours stay apart under the three kinds of colour blindness
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, product
 from typing import Any
 
 from fedmes.report.collect import Run
@@ -24,36 +24,43 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True)
 class Look:
+    """Indices of a colour, a line style and a marker."""
+
     colour: int
     dash: int
     marker: int
 
 
 KNOWN = {
-    "fedmes": Look(0, 0, 0), "fedmes-plus": Look(0, 1, 4), "fedagem": Look(2, 0, 1), "fedweit": Look(3, 0, 2),
-    "knn-per": Look(6, 0, 3), "flwf": Look(1, 0, 4), "flwf-2t": Look(1, 1, 5), "fedavg": Look(4, 0, 6),
-    "fedprox": Look(4, 1, 0), "ditto": Look(5, 0, 1), "fedrep": Look(5, 1, 2), "local": Look(7, 0, 3),
-    "local-er": Look(7, 1, 4), "joint": Look(7, 2, 5),
-}  # fmt: skip
+    "fedmes": Look(0, 0, 0),
+    "fedmes-plus": Look(0, 1, 4),
+    "fedagem": Look(2, 0, 1),
+    "fedweit": Look(3, 0, 2),
+    "knn-per": Look(6, 0, 3),
+    "flwf": Look(1, 0, 4),
+    "flwf-2t": Look(1, 1, 5),
+    "fedavg": Look(4, 0, 6),
+    "fedprox": Look(4, 1, 0),
+    "ditto": Look(5, 0, 1),
+    "fedrep": Look(5, 1, 2),
+    "local": Look(7, 0, 3),
+    "local-er": Look(7, 1, 4),
+    "joint": Look(7, 2, 5),
+}
 
 
 def looks(runs: Sequence[Run]) -> list[Look]:
-    """One look a run; runs that are not known by their method take those that are still free."""
-    taken = {KNOWN[run.label] for run in runs if run.label in KNOWN}
-    order = [
-        Look(c, d, (c + 3 * d) % len(MARKERS))
-        for d in range(len(DASHES))
-        for c in range(len(LIGHT))
-    ]
-    used = {(look.colour, look.dash) for look in taken}
-    free = [look for look in order if (look.colour, look.dash) not in used] or order
-    found, next_free = [], 0
+    """One look per run; runs that are not known by their method take those that are still free."""
+    known = [KNOWN[run.label] for run in runs if run.label in KNOWN]
+    used = {(look.colour, look.dash) for look in known}
+    every = []
+    for dash, colour in product(range(len(DASHES)), range(len(LIGHT))):
+        every.append(Look(colour, dash, (colour + 3 * dash) % len(MARKERS)))
+    free = [look for look in every if (look.colour, look.dash) not in used]
+    others = cycle(free or every)
+    found = []
     for run in runs:
-        own = KNOWN.get(run.label)
-        if own is None:
-            own = free[next_free % len(free)]
-            next_free += 1
-        found.append(own)
+        found.append(KNOWN.get(run.label) or next(others))
     return found
 
 

@@ -1,4 +1,4 @@
-"""How a run can be had again, and what sets the runs of a group apart."""
+"""How a run is made again, and what sets the runs of a group apart."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def command(run: Run) -> str:
     options = _options(config)
     if options is None:  # something that no option can say
         return f"fedmes run {shlex.quote(f'{run.directory}/config.toml')}"
-    words = ["fedmes", "run"]
     flags = {key: option.flag for key, option in all_options().items()}
+    words = ["fedmes", "run"]
     for key, value in options.items():
         if flag := flags.get(key):
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -34,19 +34,15 @@ def command(run: Run) -> str:
 def _options(config: Config) -> dict[str, Any] | None:
     """Dotted keys whose values make this configuration; None where there are none that do."""
     own = config.options()
-    given = (
-        {"data.path": own["data.path"]}
-        if own["data.path"] is not None
-        else {"benchmark": config.benchmark}
-    )
+    given: dict[str, Any] = {"benchmark": config.benchmark}
+    if config.data.path is not None:
+        given = {"data.path": own["data.path"]}
     given["method"] = config.method
     try:
         default = configuration.load(None, given).options()
-        given |= {
-            key: value
-            for key, value in own.items()
-            if value != default.get(key) and key not in given and key != "benchmark"
-        }
+        for key, value in own.items():
+            if value != default.get(key) and key not in given and key != "benchmark":
+                given[key] = value
         again = configuration.load(None, given)
     except (UserError, ValueError):
         return None
@@ -58,48 +54,42 @@ def _toml(value: Any) -> str:
 
 
 def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Options and versions in which runs differ: for each, the values and the runs that have them,
-    the rarest first."""
-    own = [run.config.options() for run in group.runs]
-    found = {
-        key: [value_text(each.get(key)) for each in own]
-        for key in differing([run.config for run in group.runs])
-    }
-    for name in sorted({name for run in group.runs for name in run.versions}):
-        found[f"{name} version"] = [run.versions.get(name, "-") for run in group.runs]
-    apart = []
-    for key, values in found.items():
-        owners: dict[str, list[str]] = {}
-        for run, value in zip(group.runs, values, strict=True):
-            owners.setdefault(value, []).append(run.label)
-        if len(owners) > 1 and key != "method":
-            apart.append((key, sorted(owners.items(), key=lambda item: len(item[1]))))
-    return apart
+    """Options and versions that differ: each value and the runs that have it, the rarest first."""
+    owners: dict[str, dict[str, list[str]]] = {}
+    apart = differing(run.config for run in group.runs)
+    versions = sorted(set().union(*(run.versions for run in group.runs)))
+    for run in group.runs:
+        options = run.config.options()
+        values = {key: value_text(options.get(key)) for key in apart if key != "method"}
+        for name in versions:
+            values[f"{name} version"] = run.versions.get(name, "-")
+        for key, value in values.items():
+            owners.setdefault(key, {}).setdefault(value, []).append(run.label)
+    found = []
+    for key, runs in owners.items():
+        if len(runs) > 1:
+            found.append((key, sorted(runs.items(), key=lambda item: len(item[1]))))
+    return found
 
 
 def common(group: Group) -> list[tuple[str, str]]:
     """The options and versions that all runs share."""
-    apart = set(differing([run.config for run in group.runs]))
-    options = [
-        (key, value_text(value))
-        for key, value in group.config.options().items()
-        if key not in apart
-    ]
-    versions = [
-        (f"{name} version", version)
-        for name, version in sorted(group.runs[0].versions.items())
-        if all(run.versions.get(name) == version for run in group.runs)
-    ]
-    return [(key, value) for key, value in options if value != "-"] + versions
+    apart = differing(run.config for run in group.runs)
+    shared = []
+    for key, value in group.config.options().items():
+        if key not in apart and value is not None:
+            shared.append((key, value_text(value)))
+    for name, version in sorted(group.runs[0].versions.items()):
+        if all(run.versions.get(name) == version for run in group.runs):
+            shared.append((f"{name} version", version))
+    return shared
 
 
 def more_than_the_method(group: Group) -> list[str]:
-    """Shared options that are not the same for all runs: then a difference between runs may come
-    from these."""
-    return [key for key in differing([run.config for run in group.runs]) if _is_shared(key)]
+    """Shared options that differ between runs: a difference in accuracy may come from these."""
+    return list(filter(_is_shared, differing(run.config for run in group.runs)))
 
 
 def _is_shared(key: str) -> bool:
-    """Is it set for all methods of a comparison? Other options a method brings along, or they say
-    how it is computed."""
+    """Is it set for all methods of a comparison, not brought along by a method?"""
     return role_of(key) == "training" or key.startswith("eval.") or key == "engine.precision"

@@ -1,23 +1,24 @@
-"""The table of a group: one row a run and way of predicting; as CSV and LaTeX for a paper."""
+"""The table of a group: one row per run and way of predicting; as CSV and LaTeX for a paper."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from fedmes.common.text import cell, printable, three
 from fedmes.report.collect import Group, Run
-from fedmes.report.curves import SCORES
-from fedmes.results.labels import NUMBERS, variants
+from fedmes.report.table import Cell, Number, Table
+from fedmes.results.labels import NUMBERS, SCORE_TAGS, SCORES, variants
 
 LOWER_IS_BETTER = ("fr", "fr_final")
 
 
 @dataclass(frozen=True)
 class Row:
+    """A run, and one way in which it predicts."""
+
     run: Run
     suffix: str  # of the accuracies: "" or "_nolip"
     predicts: str  # network, network + memory, network alone
@@ -25,116 +26,91 @@ class Row:
 
     @property
     def label(self) -> str:
+        """What it is called where rows stand by themselves."""
         return f"{self.run.label}, {self.predicts}" if self.suffix else self.run.label
 
     def value(self, score: str, key: str) -> tuple[float | None, float | None]:
+        """A metric: its mean, and its spread over seeds."""
         number = self.numbers[score][key]
         return number["mean"], number["std"]
 
 
 def rows_of(group: Group) -> list[Row]:
     """By oblivious Acc_ALL, the best first; what has none comes last."""
-    rows = [
-        Row(run, suffix, *about) for run in group.runs for suffix, about in variants(run).items()
-    ]
-    return sorted(rows, key=lambda row: _high_first(row.value("oblivious", "acc_all")[0]))
+    rows = []
+    for run in group.runs:
+        for suffix, (predicts, numbers) in variants(run).items():
+            rows.append(Row(run, suffix, predicts, numbers))
+    return sorted(rows, key=_high_first)
 
 
-def _high_first(mean: float | None) -> float:
+def _high_first(row: Row) -> float:
+    mean, _ = row.value("oblivious", "acc_all")
     return 1.0 if mean is None else -mean
 
 
 def best(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
-    """The best printed number of each column among rows that compete; none where there is no
-    other."""
+    """The best printed number of each column among rows that compete, if there are two or more."""
     found = {}
-    for score in SCORES:
-        for key in NUMBERS:
-            means = [row.value(score, key)[0] for row in rows if not row.run.keeps_all_data]
-            known = [mean for mean in means if mean is not None]
-            if len(known) > 1:
-                found[score, key] = three(min(known) if key in LOWER_IS_BETTER else max(known))
+    for score, key in product(SCORES, NUMBERS):
+        means = [row.value(score, key)[0] for row in rows if not row.run.keeps_all_data]
+        known = [mean for mean in means if mean is not None]
+        if len(known) > 1:
+            found[score, key] = three(min(known) if key in LOWER_IS_BETTER else max(known))
     return found
 
 
-def as_csv(groups: Sequence[Group]) -> str:
-    """Every number as `result.json` has it."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    columns = [(score, key) for score in SCORES for key in NUMBERS]
-    heads = [f"{score}_{key}_{part}" for score, key in columns for part in ("mean", "std")]
-    about = ["benchmark", "split_sha256", "seeds", "told", "run", "method", "predicts", "directory"]
-    costs = [
-        "up_bytes",
-        "down_bytes",
-        "seconds_train",
-        "seconds_total",
-        "seconds_communication_modelled",
-    ]
-    writer.writerow([*about, *heads, *costs])
+def csv_table(groups: Sequence[Group]) -> Table:
+    """Every number as `result.json` has it, all groups in one table."""
+    heads = ["benchmark", "split_sha256", "seeds", "told", "run", "method", "predicts", "directory"]
+    for score, key in product(SCORES, NUMBERS):
+        heads += [f"{score}_{key}_mean", f"{score}_{key}_std"]
+    heads += ["up_bytes", "down_bytes"]
+    heads += ["seconds_train", "seconds_total", "seconds_communication_modelled"]
+    rows = []
     for group in groups:
-        for row in rows_of(group):
-            run, result = row.run, row.run.result
-            numbers = [value for score, key in columns for value in row.value(score, key)]
-            writer.writerow(
-                [
-                    run.config.benchmark, result.split_sha256, " ".join(map(str, group.seeds)),
-                    run.config.eval.task_classes,
-                    *map(cell, (run.label, run.config.method, row.predicts, run.directory)),
-                    *("" if number is None else repr(number) for number in numbers),
-                    result.communication["up_bytes"], result.communication["down_bytes"],
-                    *(result.seconds[name] for name in ("train", "total", "communication_modelled")),
-                ]
-            )  # fmt: skip
-    return out.getvalue()
+        rows += [_csv_cells(row) for row in rows_of(group)]
+    return Table("", heads, rows)
 
 
-def as_latex(groups: Sequence[Group]) -> str:
-    """A booktabs table a group; the best of each column is bold."""
-    return "\n".join(_latex_table(group) for group in groups)
+def _csv_cells(row: Row) -> list[Cell]:
+    run = row.run
+    config = run.config
+    sent = run.result.communication
+    seconds = run.result.seconds
+    seeds = " ".join(map(str, config.seeds))
+    cells: list[Cell] = [config.benchmark, run.result.split_sha256 or "", seeds]
+    cells.append(config.eval.task_classes)
+    cells += map(cell, (run.label, config.method, row.predicts, run.directory))
+    for score, key in product(SCORES, NUMBERS):
+        cells += map(Number, row.value(score, key))
+    cells += [Number(sent["up_bytes"]), Number(sent["down_bytes"])]
+    cells += [Number(seconds[name]) for name in ("train", "total", "communication_modelled")]
+    return cells
 
 
-def _latex_table(group: Group) -> str:
-    rows, keys = rows_of(group), ("acc_all", "fr", "acc_final")
+def latex_table(group: Group) -> Table:
+    """The numbers of a paper's table; the best of each column is bold."""
+    keys = {"acc_all": "`Acc_ALL`", "fr": "FR", "acc_final": "final"}
+    rows = rows_of(group)
     winners = best(rows)
-    names = " & ".join(r"\texttt{Acc\_ALL} & FR & final" for _ in SCORES)
-    title = printable(group.title).replace("·", "/")
-    lines = [
-        f"% {title}; mean and population standard deviation over seeds; needs booktabs",
-        r"\begin{tabular}{l" + "r" * 2 * len(keys) + "}",
-        r"\toprule",
-        r" & \multicolumn{3}{c}{no task id} & \multicolumn{3}{c}{task id given} \\",
-        r"\cmidrule(lr){2-4}\cmidrule(lr){5-7}",
-        f"method & {names} \\\\",
-        r"\midrule",
-    ]
+    shown = []
     for row in rows:
-        cells = []
-        for score in SCORES:
-            for key in keys:
-                mean, std = row.value(score, key)
-                text = three(mean)
-                wins = text == winners.get((score, key)) and not row.run.keeps_all_data
-                if mean is None:
-                    cells.append("--")
-                else:
-                    number = rf"\mathbf{{{text}}}" if wins else text
-                    spread = rf" \pm {three(std)}" if len(group.seeds) > 1 else ""
-                    cells.append(f"${number}{spread}$")
-        lines.append(f"{latex_text(row.label)} & {' & '.join(cells)} \\\\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
-
-
-LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "%": r"\%",
-    "&": r"\&", "#": r"\#", "$": r"\$", "_": r"\_", "{": r"\{", "}": r"\}",
-}  # fmt: skip
-
-
-def latex_text(text: str) -> str:
-    return "".join(LATEX.get(char, char) for char in printable(text))
+        cells: list[Cell] = [row.label]
+        for score, key in product(SCORES, keys):
+            number = Number.of(row.numbers[score][key], len(group.seeds))
+            text = three(number.mean)
+            if number.known:
+                number = replace(number, mean=float(text))  # no minus before zero
+            wins = text == winners.get((score, key)) and not row.run.keeps_all_data
+            cells.append(replace(number, bold=wins))
+        shown.append(cells)
+    title = printable(group.title).replace("·", "/")
+    heads = ["method", *keys.values(), *keys.values()]
+    return Table(title, heads, shown, spans=[(SCORE_TAGS[score], len(keys)) for score in SCORES])
 
 
 def signed(value: float) -> str:
+    """A number with its sign, unless it is printed as zero."""
     text = three(value)
     return text if text.startswith("-") or text == "0.000" else f"+{text}"

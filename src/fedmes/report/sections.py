@@ -1,7 +1,7 @@
-"""What the parts of the page say that are complete without a script: the answer, the table,
-captions, the setup.
+"""What the page says without a script: the answer, the table, captions, the setup.
 
-Templates lay it out (templates/group.html); here are the words and numbers."""
+Templates lay it out (templates/group.html); here are the words and numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from typing import Any
 from fedmes.common.text import three
 from fedmes.report import curves, rerun
 from fedmes.report.collect import Group, count
-from fedmes.report.curves import SCORES
 from fedmes.report.result_table import LOWER_IS_BETTER, Row, best
 from fedmes.report.verdict import Verdict, facts
-from fedmes.results.labels import NUMBERS
+from fedmes.results.labels import NUMBERS, SCORES
 from fedmes.results.run_dir import Result
-
-BOTH = {"oblivious": "No task id (oblivious)", "masked": "Task id given (masked)"}
 
 FIGURES = {
     "accuracy": (
@@ -30,17 +27,20 @@ FIGURES = {
     ),
     "clients": (
         "From client to client",
-        "A point is a client's accuracy over all its tasks (Acc_Client), its bar reaches from the lowest to the "
-        "highest value over tasks. Short bars at one height mean that nobody suffers.",
+        "A point is a client's accuracy over all its tasks (Acc_Client), its bar reaches from the "
+        "lowest to the highest value over tasks. Short bars at one height mean that nobody "
+        "suffers.",
     ),
     "multiples": (
         "Every client by itself",
-        "Accuracy over the tasks so far, one panel a client; the mean over seeds. Across: tasks learned.",
+        "Accuracy over the tasks so far, one panel per client; the mean over seeds. Across: tasks "
+        "learned.",
     ),
     "time": (
         "Accuracy against wall clock",
-        "A line begins at the seconds of computing (measured; a round is as long as its slowest client) and ends where "
-        "communication (modelled at {mbps} Mbps a client, links in parallel) is added.",
+        "A line begins at the seconds of computing (measured; a round is as long as its slowest "
+        "client) and ends where communication (modelled at {mbps} Mbps per client, links in "
+        "parallel) is added.",
     ),
     "vote": (
         "What the memory's vote adds",
@@ -53,15 +53,16 @@ FIGURES = {
     ),
     "boxes": (
         "Spread over tasks",
-        "Accuracy after each task (Acc_Task): the box from the lower to the upper quartile, a line at the median, "
-        "whiskers to the lowest and highest.",
+        "Accuracy after each task (Acc_Task): the box from the lower to the upper quartile, a line "
+        "at the median, whiskers to the lowest and highest.",
     ),
 }
 TABLE_NOTE = (
-    "bold: the best of a column. Acc_ALL: accuracy over all tasks so far, averaged over time and clients; seed by "
-    "seed: the same as a point, with a stroke for every seed, all rows on one scale; FR: forgetting, how far earlier "
-    "tasks fall from their best (lower is better); final: after a client's last task. MB: sent by all clients of one "
-    "seed; seconds: of training, where it was made, all seeds."
+    "bold: the best of a column. Acc_ALL: accuracy over all tasks so far, averaged over time and "
+    "clients; seed by seed: the same as a point, with a stroke for every seed, all rows on one "
+    "scale; FR: forgetting, how far earlier tasks fall from their best (lower is better); final: "
+    "after a client's last task. MB: sent by all clients of one seed; seconds: of training, where "
+    "it was made, all seeds."
 )
 
 
@@ -70,11 +71,14 @@ def group_section(
 ) -> dict[str, Any]:
     """All that templates/group.html shows."""
     differences = _differences(group)
+    notes = []
+    for run in group.runs:
+        notes += [f"{run.label}: {note}" for note in _notes(run.result, run.left_out)]
     return {
         "title": group.title,
         "seeds": group.seeds,
         "headline": verdicts["oblivious"].headline,
-        "answers": [_answer(title, verdicts[score]) for score, title in BOTH.items()],
+        "answers": [_answer(title, verdicts[score]) for score, title in SCORES.items()],
         "facts": facts(group.runs, verdicts["oblivious"], content["clients"]),
         "how_compared": _how_compared(group),
         "table": _table(group, rows),
@@ -82,43 +86,38 @@ def group_section(
         "differences": differences,
         "values_that_differ": sum(len(owners) for _, owners in differences),
         "commands": [_words(rerun.command(run)) for run in group.runs],
-        "notes": [
-            f"{run.label}: {note}"
-            for run in group.runs
-            for note in _notes(run.result, run.left_out)
-        ],
+        "notes": notes,
         "common": rerun.common(group),
         "directories": [(run.label, run.directory) for run in group.runs],
     }
 
 
 def _answer(title: str, verdict: Verdict) -> dict[str, Any]:
-    return {"title": title, "text": verdict.text, "notes": verdict.notes}
+    return {"title": title.capitalize(), "text": verdict.text, "notes": verdict.notes}
 
 
 def _how_compared(group: Group) -> str:
     if len(group.runs) == 1:
         return ""
-    told = [
-        "All runs here have the same splits and the same seeds, so they are compared seed by seed."
-    ]
+    text = "All runs here have the same splits and seeds, so they are compared seed by seed."
     if len(group.seeds) > 1:
-        told.append(
-            "To win is to be ahead by more than chance: of two equal methods, one would win in 5 % of comparisons."
+        text += (
+            " To win is to be ahead by more than chance: of two equal methods, one would win in "
+            "5 % of comparisons."
         )
     if apart := rerun.more_than_the_method(group):
-        told.append(f"The runs differ in {', '.join(apart)} too: a difference may come from there.")
-    return " ".join(told)
+        text += f" The runs differ in {', '.join(apart)} too: a difference may come from there."
+    return text
 
 
 def _table(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
     winners = best(rows)
     scales = {score: _strip_scale(rows, score) for score in SCORES}
-    told = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
+    seeds = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
     return {
         "heads": _heads(),
         "rows": [_table_row(group, row, winners, scales) for row in rows],
-        "note": f"{told}; {TABLE_NOTE}",
+        "note": f"{seeds}; {TABLE_NOTE}",
     }
 
 
@@ -142,23 +141,26 @@ def _table_row(
     winners: Mapping[tuple[str, str], str],
     scales: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
-    run, result = row.run, row.run.result
+    run = row.run
     more = "keeps all data" if run.keeps_all_data else ""
-    sent = result.communication
-    costs = (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["train"])
+    costs = [("", "")] * 3  # of a run once, in the row of its method
+    if row.suffix:
+        more = row.predicts
+    else:
+        sent = run.result.communication
+        numbers = (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, run.result.seconds["train"])
+        costs = [(f"{number:,.1f}", repr(number)) for number in numbers]
+    cells = []
+    for key in NUMBERS:
+        cells.append([_cell(group, row, winners, score, key) for score in SCORES])
+    measured = [score for score in SCORES if row.value(score, "acc_all")[0] is not None]
     return {
         "name": row.label,
         "label": run.label,
-        "more": row.predicts if row.suffix else more,
-        "numbers": [
-            [_cell(group, row, winners, score, key) for score in SCORES] for key in NUMBERS
-        ],
-        "strips": [
-            _strip(row, score, scales[score])
-            for score in SCORES
-            if row.value(score, "acc_all")[0] is not None
-        ],
-        "costs": [("", "") if row.suffix else (f"{cost:,.1f}", repr(cost)) for cost in costs],
+        "more": more,
+        "numbers": cells,
+        "strips": [_strip(row, score, scales[score]) for score in measured],
+        "costs": costs,
     }
 
 
@@ -178,16 +180,16 @@ def _cell(
 
 def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
     """From the lowest to the highest seed of all rows, and at least 0.02."""
-    seeds = [value for row in rows for value in _seeds(row, score)] or [1.0]
-    return min(*seeds, max(seeds) - 0.02), max(seeds)
+    seeds: list[float] = []
+    for row in rows:
+        seeds += _seeds(row, score)
+    highest = max(seeds, default=1.0)
+    return min(*seeds, highest - 0.02, highest), highest
 
 
 def _seeds(row: Row, score: str) -> list[float]:
-    return [
-        value
-        for value in curves.seed_values(row.run.result, score, row.suffix).tolist()
-        if value == value
-    ]
+    values = curves.seed_values(row.run.result, score, row.suffix).tolist()
+    return [value for value in values if value == value]
 
 
 def _strip(row: Row, score: str, scale: tuple[float, float]) -> dict[str, Any]:
@@ -207,11 +209,11 @@ def _figures(group: Group, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     mbps = " or ".join(sorted({f"{run.config.comm.mbps:g}" for run in group.runs}))
     frames = []
     for figure in content["figures"]:
-        title, note = FIGURES[figure["id"]]
+        name = figure["id"]
+        title, note = FIGURES[name]
         scored = "any" not in figure["panels"]
-        frames.append(
-            {"id": figure["id"], "title": title, "note": note.format(mbps=mbps), "scored": scored}
-        )
+        note = note.format(mbps=mbps)
+        frames.append({"id": name, "title": title, "note": note, "scored": scored})
     return frames
 
 
@@ -222,7 +224,7 @@ def _words(line: str) -> list[str]:
 
 
 def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Each option in which the runs differ: its values, and whose they are."""
+    """Each option in which the runs differ: its values, and the runs that have them."""
     found = []
     for key, owners in rerun.differences(group):
         *some, (value, labels) = [(value, ", ".join(labels)) for value, labels in owners]
@@ -232,8 +234,12 @@ def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _notes(result: Result, left_out: int) -> list[str]:
-    notes = result.further_notes
-    found = [f"{count(left_out, 'update')} not finite, kept out of the average"] if left_out else []
+    found = []
+    if left_out:
+        found.append(f"{count(left_out, 'update')} not finite, kept out of the average")
     found += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
-    more = [f"{len(notes) - 3} more notes in its result.json"] if len(notes) > 3 else []
-    return [*found, *notes[:3], *more]
+    found += result.further_notes[:3]
+    more = len(result.further_notes) - 3
+    if more > 0:
+        found.append(f"{more} more notes in its result.json")
+    return found

@@ -1,13 +1,19 @@
-"""A table as Markdown, CSV and LaTeX."""
+"""A table, and its three writers: Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from fedmes.report.result_table import latex_text
+from fedmes.common.text import printable
+
+LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "%": r"\%",
+    "&": r"\&", "#": r"\#", "$": r"\$", "_": r"\_", "{": r"\{", "}": r"\}",
+    "Δ": r"$\Delta$", "±": r"$\pm$", "·": "/",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,17 +25,43 @@ class Number:
     digits: int = 3
     std_digits: int = 3
     signed: bool = False
+    bold: bool = False  # the best of its column
 
     @staticmethod
-    def of(value: dict[str, float | None], seeds: int) -> Number:
+    def of(value: Mapping[str, float | None], seeds: int) -> Number:
         """A metric of `result.json`; one seed has no spread."""
         return Number(value["mean"], value["std"] if seeds > 1 else None)
 
-    def text(self, plus_minus: str = "±") -> str:
-        if self.mean is None or self.mean != self.mean:
+    @property
+    def known(self) -> bool:
+        """Is there a number to print?"""
+        return self.mean is not None and self.mean == self.mean
+
+    def text(self) -> str:
+        """As a reader sees it."""
+        if not self.known:
             return "-"
-        mean = f"{self.mean:{'+' if self.signed else ''}.{self.digits}f}"
-        return mean if self.std is None else f"{mean} {plus_minus} {self.std:.{self.std_digits}f}"
+        return f"{self._mean()}{self._spread('±')}"
+
+    def latex(self) -> str:
+        """The same for LaTeX."""
+        if not self.known:
+            return "--"
+        mean = self._mean()
+        if self.bold:
+            mean = rf"\mathbf{{{mean}}}"
+        spread = self._spread(r"\pm")
+        return f"${mean}{spread}$"
+
+    def _mean(self) -> str:
+        if self.signed:
+            return f"{self.mean:+.{self.digits}f}"
+        return f"{self.mean:.{self.digits}f}"
+
+    def _spread(self, plus_minus: str) -> str:
+        if self.std is None:
+            return ""
+        return f" {plus_minus} {self.std:.{self.std_digits}f}"
 
 
 Cell = str | Number
@@ -37,94 +69,124 @@ Cell = str | Number
 
 def difference(ours: Cell, paper: Cell) -> Cell:
     """Ours less the paper's, where there are both."""
-    if (
-        isinstance(ours, Number)
-        and isinstance(paper, Number)
-        and None not in (ours.mean, paper.mean)
-    ):
-        assert ours.mean is not None and paper.mean is not None
-        return Number(ours.mean - paper.mean, digits=paper.digits, signed=True)
-    return "-"
+    if not isinstance(ours, Number) or not isinstance(paper, Number):
+        return "-"
+    if ours.mean is None or paper.mean is None:
+        return "-"
+    return Number(ours.mean - paper.mean, digits=paper.digits, signed=True)
 
 
 @dataclass(frozen=True)
 class Table:
+    """Rows of cells under heads. A head in `backticks` is set as code."""
+
     title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()  # what it says, in words
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()  # what it says, in words
+    # Titles over neighbouring columns, from the second on: (title, how many columns)
+    spans: Sequence[tuple[str, int]] = ()
+
+    def led_by(self, **columns: str) -> Table:
+        """With further columns in front, the same text in every row."""
+        rows = [[*columns.values(), *row] for row in self.rows]
+        return replace(self, heads=[*columns, *self.heads], rows=rows)
 
 
-def markdown(table: Table) -> str:
+def as_markdown(table: Table) -> str:
     """Columns as wide as their widest cell, so that it can be read as it stands."""
-    body = [[cell if isinstance(cell, str) else cell.text() for cell in row] for row in table.rows]
-    widths = [
-        max(len(row[c]) for row in [list(table.heads), *body]) for c in range(len(table.heads))
-    ]
+    lines = [list(table.heads)]
+    for row in table.rows:
+        lines.append([_text(cell) for cell in row])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         first = cells[0].ljust(widths[0])
         rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
         return f"| {' | '.join([first, *rest])} |"
 
-    rule = (
-        "|"
-        + "|".join("-" * (w + 2) if c == 0 else "-" * (w + 1) + ":" for c, w in enumerate(widths))
-        + "|"
-    )
-    lines = [f"### {table.title}", "", line(table.heads), rule, *(line(row) for row in body)]
-    return "\n".join([*lines, "", *(f"* {note}" for note in table.notes)]).rstrip() + "\n"
+    heads, *body = map(line, lines)
+    dashes = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
+    text = [f"### {table.title}", "", heads, f"|{'|'.join(dashes)}|", *body, ""]
+    text += [f"* {note}" for note in table.notes]
+    return "\n".join(text).rstrip() + "\n"
 
 
-def as_csv(label: str, tables: Sequence[Table]) -> str:
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text()
+
+
+def as_csv(tables: Sequence[Table]) -> str:
     """All tables in one file, with every digit; a number's spread has a column of its own."""
     heads: dict[str, None] = {}
     rows = []
     for table in tables:
-        for cells in table.rows:
-            row = {"study": label, "table": table.title}
-            for head, cell in zip(table.heads, cells, strict=True):
-                if isinstance(cell, str):
-                    row[head] = cell
-                else:
-                    row[head] = "" if cell.mean is None else repr(cell.mean)
-                    if cell.std is not None:
-                        row[f"{head} std"] = repr(cell.std)
-            rows.append(row)
-        for c, head in enumerate(table.heads):
+        for head, *column in zip(table.heads, *table.rows, strict=True):
             heads[head] = None
-            column = [cells[c] for cells in table.rows]
             if any(isinstance(cell, Number) and cell.std is not None for cell in column):
                 heads[f"{head} std"] = None
+        rows += [_csv_row(table.heads, cells) for cells in table.rows]
     out = io.StringIO()
-    writer = csv.DictWriter(out, ["study", "table", *heads], restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, list(heads), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
 
 
-def as_latex(caption: str, tables: Sequence[Table]) -> str:
-    """A booktabs table each."""
-    parts = []
-    for table in tables:
-        lines = [
-            f"% {caption}: {table.title}; mean and population standard deviation over seeds; needs booktabs",
-            r"\begin{table}", rf"\caption{{{_latex(f'{caption}: {table.title}')}}}",
-            r"\begin{tabular}{l" + "r" * (len(table.heads) - 1) + "}", r"\toprule",
-            " & ".join(map(_latex, table.heads)) + r" \\", r"\midrule",
-        ]  # fmt: skip
-        for row in table.rows:
-            lines.append(" & ".join(map(_latex_cell, row)) + r" \\")
-        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]))
-    return "\n".join(parts)
+def _csv_row(heads: Sequence[str], cells: Sequence[Cell]) -> dict[str, str]:
+    row = {}
+    for head, cell in zip(heads, cells, strict=True):
+        if isinstance(cell, str):
+            row[head] = cell
+            continue
+        row[head] = "" if cell.mean is None else repr(cell.mean)
+        if cell.std is not None:
+            row[f"{head} std"] = repr(cell.std)
+    return row
+
+
+def as_latex(table: Table, caption: str = "") -> str:
+    """A booktabs tabular; with a caption, in a floating table."""
+    title = f"{caption}: {table.title}" if caption else table.title
+    lines = [f"% {title}; mean and population standard deviation over seeds; needs booktabs"]
+    if caption:
+        lines += [r"\begin{table}", rf"\caption{{{latex_text(title)}}}"]
+    lines += [r"\begin{tabular}{l" + "r" * (len(table.heads) - 1) + "}", r"\toprule"]
+    if table.spans:
+        lines += _latex_spans(table.spans)
+    lines += [_latex_line(map(_latex_head, table.heads)), r"\midrule"]
+    lines += [_latex_line(map(_latex_cell, row)) for row in table.rows]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if caption:
+        lines.append(r"\end{table}")
+    return "\n".join([*lines, ""])
+
+
+def _latex_spans(spans: Sequence[tuple[str, int]]) -> list[str]:
+    titles = [""]
+    rules = ""
+    column = 2
+    for title, columns in spans:
+        titles.append(rf"\multicolumn{{{columns}}}{{c}}{{{title}}}")
+        rules += rf"\cmidrule(lr){{{column}-{column + columns - 1}}}"
+        column += columns
+    return [_latex_line(titles), rules]
+
+
+def _latex_line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_head(head: str) -> str:
+    if head.startswith("`"):
+        return rf"\texttt{{{latex_text(head.strip('`'))}}}"
+    return latex_text(head)
 
 
 def _latex_cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return _latex(cell)
-    text = cell.text(r"\pm")
-    return "--" if text == "-" else f"${text}$"
+    return latex_text(cell) if isinstance(cell, str) else cell.latex()
 
 
-def _latex(text: str) -> str:
-    return latex_text(text).replace("Δ", r"$\Delta$").replace("±", r"$\pm$").replace("·", "/")
+def latex_text(text: str) -> str:
+    """Text with everything escaped that LaTeX would read as a command."""
+    return "".join(LATEX.get(char, char) for char in printable(text))

@@ -34,56 +34,65 @@ class Verdict:
 
 def compare_runs(runs: Sequence[Run], score: str) -> Verdict:
     """The verdict on the runs that compete; those that keep all data are named apart."""
-    there = [(run, curves.seed_values(run.result, score)) for run in runs]
-    there = [(run, values) for run, values in there if not np.isnan(values).all()]
+    there = []
+    missing = []
+    for run in runs:
+        values = curves.seed_values(run.result, score)
+        if np.isnan(values).all():
+            missing.append(run.label)
+        else:
+            there.append((run, values))
     there.sort(key=lambda item: -_mean(item[1]))
-    rivals = [item for item in there if not item[0].keeps_all_data]
-    notes = [
-        f"{run.label} reaches {three(_mean(values))} but keeps all data a client has met: a reference, not a rival."
-        for run, values in there
-        if run.keeps_all_data
-    ]
-    if missing := [run.label for run in runs if all(run is not other for other, _ in there)]:
+    rivals = []
+    notes = []
+    for run, values in there:
+        if run.keeps_all_data:
+            notes.append(
+                f"{run.label} reaches {three(_mean(values))} but keeps all data a client has met: "
+                "a reference, not a rival."
+            )
+        else:
+            rivals.append((run, values))
+    if missing:
         notes.append(f"No accuracy was measured for {_list(missing)}.")
     return replace(_compare_rivals(rivals, score), notes=tuple(notes))
 
 
 def _compare_rivals(rivals: list[tuple[Run, np.ndarray]], score: str) -> Verdict:
+    """The verdict on runs that compete, the best first."""
     said = SAID[score]
     if not rivals:
-        return Verdict(
-            "none", (), "Nothing to rank", f"{said}: no run that competes has an accuracy."
-        )
-    (best, values), mean = rivals[0], _mean(rivals[0][1])
+        text = f"{said}: no run that competes has an accuracy."
+        return Verdict("none", (), "Nothing to rank", text)
+    best, values = rivals[0]
+    leader = (best.label,)
+    mean = _mean(values)
     reaches = f"{said}, {best.label} reaches an accuracy of {three(mean)} (Acc_ALL)"
     if len(rivals) == 1:
-        headline = f"{best.label} reaches {three(mean)}"
-        return Verdict(
-            "single",
-            (best.label,),
-            headline,
-            f"{reaches}; there is nothing else to compare it with.",
-        )
+        text = f"{reaches}; there is nothing else to compare it with."
+        return Verdict("single", leader, f"{best.label} reaches {three(mean)}", text)
     level = [run.label for run, other in rivals if _prints_equal(mean, _mean(other))]
     if len(level) > 1:
         text = f"{said}, {_list(level)} are equal in all printed digits: {three(mean)} (Acc_ALL)."
         return Verdict("tie", tuple(level), f"{_list(level)} tie at {three(mean)}", text)
 
     second, others = rivals[1]
-    lead, duel = mean - _mean(others), Duel.of(values, others)
-    text = f"{reaches}, {three(lead)} more than the next, {second.label} ({three(_mean(others))})."
-    headline = f"{best.label} is {three(lead)} ahead of {second.label}, {duel.where}"
+    lead = three(mean - _mean(others))
+    duel = Duel.of(values, others)
+    text = f"{reaches}, {lead} more than the next, {second.label} ({three(_mean(others))})."
+    headline = f"{best.label} is {lead} ahead of {second.label}, {duel.where}"
     if duel.interval is None:
         text += " There is one seed, so nothing can be said about chance."
-        return Verdict("one seed", (best.label,), headline, text)
-    low, high = (signed(end) for end in duel.interval)
-    text += f" It is ahead {duel.where}; the 95 % interval of the mean difference is {low} to {high} (paired t)"
+        return Verdict("one seed", leader, headline, text)
+    low, high = map(signed, duel.interval)
+    text += (
+        f" It is ahead {duel.where}; the 95 % interval of the mean difference is {low} to {high} "
+        "(paired t)"
+    )
     if duel.wins:
-        text += ": more than chance."
-        return Verdict(
-            "wins", (best.label,), f"{best.label} wins, {three(lead)} ahead of {second.label}", text
-        )
-    return Verdict("open", (best.label,), headline, text + ", so the order of the two is open.")
+        headline = f"{best.label} wins, {lead} ahead of {second.label}"
+        return Verdict("wins", leader, headline, text + ": more than chance.")
+    return Verdict("open", leader, headline, text + ", so the order of the two is open.")
 
 
 @dataclass(frozen=True)
@@ -107,61 +116,85 @@ class Duel:
 
     @property
     def wins(self) -> bool:
-        return self.interval is not None and round(self.interval[0], 3) > 0  # as it is printed
+        """Is the first ahead by more than chance, in the digits that are printed?"""
+        return self.interval is not None and round(self.interval[0], 3) > 0
 
     @property
     def where(self) -> str:
-        return (
-            "on one seed" if self.seeds < 2 else f"in {self.ahead} of {count(self.seeds, 'seed')}"
-        )
+        """In how many seeds the first is ahead, in words."""
+        if self.seeds < 2:
+            return "on one seed"
+        return f"in {self.ahead} of {count(self.seeds, 'seed')}"
 
 
 def standing(ours: np.ndarray, theirs: np.ndarray, what: str) -> str:
     """How it ends for the first of two runs, by their values of each seed, which shall be high."""
-    ahead = _mean(ours) > _mean(theirs)
-    duel = Duel.of(ours, theirs) if ahead else Duel.of(theirs, ours)
-    verb, side = ("wins", "ahead") if ahead else ("loses", "behind")
+    duel = Duel.of(ours, theirs)
+    verb = "wins"
+    side = "ahead"
+    if _mean(ours) <= _mean(theirs):
+        duel = Duel.of(theirs, ours)
+        verb = "loses"
+        side = "behind"
     return f"{verb} in {what}" if duel.wins else f"is {side} in {what} {duel.where}"
 
 
 def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[tuple[str, str]]:
-    """What else a reader wants to know at once, all of it without a task id unless said: (heading,
-    sentence). `names` are the clients'."""
-    found = []
-    rates = [
-        (run.metrics["oblivious"]["fr"]["mean"], run) for run in runs if not run.keeps_all_data
-    ]
-    known = [(rate, run.label) for rate, run in rates if rate is not None]
-    if known:
-        rate, label = min(known)
-        found.append(
-            ("Forgets least", f"{label}: earlier tasks fall {three(rate)} from their best (FR).")
-        )
-    if verdict.leaders:
-        best = next(run for run in runs if run.label == verdict.leaders[0])
-        each = curves.client_ranges(best.result, "oblivious")[0]
-        if len(each) > 1 and not np.isnan(each).all():
-            low, high = int(np.nanargmin(each)), int(np.nanargmax(each))
-            lowest, highest = (f"{three(each[k])} for client {names[k]}" for k in (low, high))
-            found.append(("From client to client", f"{lowest} to {highest}, with {best.label}."))
+    """What else a reader wants to know at once: (heading, sentence). `names` are the clients'.
+
+    All of it is without a task id unless it says otherwise.
+    """
+    found = {
+        "Forgets least": _forgets_least(runs),
+        "From client to client": _client_to_client(runs, verdict, names),
+        "The memory's vote adds": _votes(runs),
+    }
+    return [(heading, sentence) for heading, sentence in found.items() if sentence]
+
+
+def _forgets_least(runs: Sequence[Run]) -> str:
+    rates = []
+    for run in runs:
+        rate = run.metrics["oblivious"]["fr"]["mean"]
+        if rate is not None and not run.keeps_all_data:
+            rates.append((rate, run.label))
+    if not rates:
+        return ""
+    rate, label = min(rates)
+    return f"{label}: earlier tasks fall {three(rate)} from their best (FR)."
+
+
+def _client_to_client(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> str:
+    """The leader's weakest and strongest client."""
+    best = next((run for run in runs if run.label in verdict.leaders[:1]), None)
+    if best is None:
+        return ""
+    each, _, _ = curves.client_ranges(best.result, "oblivious")
+    if len(each) < 2 or np.isnan(each).all():
+        return ""
+    ends = (int(np.nanargmin(each)), int(np.nanargmax(each)))
+    lowest, highest = (f"{three(each[k])} for client {names[k]}" for k in ends)
+    return f"{lowest} to {highest}, with {best.label}."
+
+
+def _votes(runs: Sequence[Run]) -> str:
+    """The two methods to which their memory's vote adds most."""
     votes = []
     for run in runs:
-        if (alone := run.metrics_nolip) is not None:
-            with_vote = run.metrics
-            both = [
-                with_vote[score]["acc_all"]["mean"] - alone[score]["acc_all"]["mean"]
-                for score in ("oblivious", "masked")
-                if None
-                not in (with_vote[score]["acc_all"]["mean"], alone[score]["acc_all"]["mean"])
-            ]
-            if len(both) == 2:
-                votes.append(
-                    (both[0], f"{run.label} {signed(both[0])}, with a task id {signed(both[1])}")
-                )
-    if votes:
-        best_votes = [text for _, text in sorted(votes, key=lambda vote: -vote[0])[:2]]
-        found.append(("The memory's vote adds", "; ".join(best_votes) + "."))
-    return found
+        if run.metrics_nolip is None:
+            continue
+        gains = []
+        for score in SAID:
+            voted = run.metrics[score]["acc_all"]["mean"]
+            alone = run.metrics_nolip[score]["acc_all"]["mean"]
+            if voted is not None and alone is not None:
+                gains.append(voted - alone)
+        if len(gains) == len(SAID):
+            text = f"{run.label} {signed(gains[0])}, with a task id {signed(gains[1])}"
+            votes.append((gains[0], text))
+    votes.sort(key=lambda vote: -vote[0])
+    most = "; ".join(text for _, text in votes[:2])
+    return most and f"{most}."
 
 
 def _mean(values: np.ndarray) -> float:

@@ -16,6 +16,7 @@ from fedmes.common.text import printable
 from fedmes.errors import UserError
 from fedmes.report import collect, result_table, verdict
 from fedmes.report.collect import Group, LeftOut
+from fedmes.report.table import as_csv, as_latex
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Report:
 
     @property
     def answers(self) -> list[str]:
-        """One line a group."""
+        """One line per group."""
         return [
             f"{group.title}: {verdict.compare_runs(group.runs, 'oblivious').headline}"
             for group in self.groups
@@ -57,15 +58,15 @@ def write_report(
     try:
         _write(out, page(groups, left_out, with_samples))
         if csv is not None:
-            _write(csv, result_table.as_csv(groups))
+            _write(csv, as_csv([result_table.csv_table(groups)]))
         if latex is not None:
-            _write(latex, result_table.as_latex(groups))
+            tables = [as_latex(result_table.latex_table(group)) for group in groups]
+            _write(latex, "\n".join(tables))
         if figures is not None:
             _save_figures(groups, figures)
     except OSError as error:
-        raise UserError(
-            f"report: {error.filename or out} cannot be written ({error.strerror})"
-        ) from None
+        where = error.filename or out
+        raise UserError(f"report: {where} cannot be written ({error.strerror})") from None
     return Report(out, groups, left_out)
 
 

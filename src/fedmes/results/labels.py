@@ -14,7 +14,16 @@ class Measured(Protocol):
     def metrics_nolip(self) -> dict[str, Any] | None: ...
 
 
-SCORES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
+# The two scores of a training: in full, with how the field calls them, ...
+SCORES = {
+    "oblivious": "task-oblivious (class-incremental, no task id)",
+    "masked": "task-aware (task-incremental, task id given)",
+}
+# ... in a heading, and where there is hardly any space.
+SHORT_SCORES = {"oblivious": "no task id (oblivious)", "masked": "task id given (masked)"}
+SCORE_TAGS = {"oblivious": "no task id", "masked": "task id given"}
+# their arrays in `accuracy.npz`
+ACCURACIES = {"oblivious": "acc", "masked": "acc_masked"}
 NUMBERS = {"acc_all": "Acc_ALL", "fr": "FR", "acc_final": "final acc", "fr_final": "final FR"}
 
 

@@ -1,8 +1,7 @@
-"""Every study as data: which lines it compares, on which benchmarks, with how many clients and
-seeds.
+"""Every study as data: which lines it compares, on which benchmarks, with which clients and seeds.
 
-A line is a method with options. Runs are not declared twice: a line whose options are a benchmark's
-defaults is the same run in every study, so `curves`, `clients` and `wallclock` are other views of
+A line is a method with options. Runs are not declared twice: a line with a benchmark's default
+options is the same run in every study, so `curves`, `clients` and `wallclock` are other views of
 `table1`, and the memory of 150 samples in `memory` is FedMeS of `questions`.
 """
 
@@ -15,8 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """A method with options (dotted keys). A tuple stands for levels: clients in equal parts get
-    one each."""
+    """A method with options (dotted keys). A tuple is spread over clients in equal parts."""
 
     label: str
     method: str
@@ -26,23 +24,32 @@ class Line:
 
 @dataclass(frozen=True)
 class Study:
+    """Which lines are compared where, and the functions of tables.py and figures.py for it."""
+
     title: str
     benchmarks: tuple[str, ...]
     clients: tuple[int, ...]
     seeds: tuple[int, ...]
     lines: tuple[Line, ...]
+    tables: tuple[str, ...]
+    figure: str
     options: Mapping[str, Any] = field(default_factory=dict)  # of all its runs
-    # seeds of a benchmark, of so many clients
+    # seeds of a benchmark, or of a number of clients, that has others
     fewer: Mapping[str | int, tuple[int, ...]] = field(default_factory=dict)
     any_method: bool = False  # may --methods name methods that are not declared?
     # fields of the version that two CPU cores do in minutes
     quick: Mapping[str, Any] = field(default_factory=dict)
 
     def shrunk(self) -> Study:
+        """The quick version."""
         return replace(self, quick={}, fewer={}, **self.quick)
 
     def seeds_of(self, benchmark: str, clients: int) -> tuple[int, ...]:
+        """The seeds of a setting."""
         return self.fewer.get(benchmark) or self.fewer.get(clients) or self.seeds
+
+
+Options = Mapping[str, Any]
 
 
 def _methods(*names: str) -> tuple[Line, ...]:
@@ -63,14 +70,22 @@ def _fix(size: int) -> Line:
     return Line(f"Fix{size}", "fedmes", {"memory.size": size})
 
 
-def _question(text: str, method: str, **answers: Mapping[str, Any]) -> tuple[Line, ...]:
+def _question(text: str, method: str, answers: Mapping[str, Options]) -> tuple[Line, ...]:
     """The first answer is the default of this package."""
-    return tuple(
-        Line(label.replace("__", "="), method, options, text) for label, options in answers.items()
-    )
+    return tuple(Line(label, method, options, text) for label, options in answers.items())
 
 
-FIVE, THREE, SEARCH = (0, 1, 2, 3, 4), (0, 1, 2), (5, 6, 7)
+def _model(text: str, method: str, default: str, other: str) -> tuple[Line, ...]:
+    answers: dict[str, Options] = {
+        f"{method}-{default}": {},
+        f"{method}-{other}": {"eval.model": other},
+    }
+    return _question(text, method, answers)
+
+
+FIVE = (0, 1, 2, 3, 4)
+THREE = (0, 1, 2)
+SEARCH = (5, 6, 7)
 CROSS_CLASS = ("split-cifar100", "split-emnist", "split-core50", "split-miniimagenet")
 PAPER_METHODS = ("fedavg", "ditto", "fedrep", "fedagem", "fedweit", "fedmes")
 COSTLY: dict[str | int, tuple[int, ...]] = {"split-miniimagenet": THREE, 20: THREE}
@@ -80,6 +95,7 @@ TABLE1 = Study(
     "Accuracy and forgetting of every method: the paper's Table 1",
     CROSS_CLASS, (10, 20), FIVE,
     _methods(*PAPER_METHODS, "local", "local-er", "joint"),
+    tables=("table1",), figure="table1",
     fewer=COSTLY,
     any_method=True,
     quick=DIGITS,
@@ -88,62 +104,62 @@ TABLE1 = Study(
 # FedMeS, FedAvg and FedAGEM as the paper describes them leave these open; each is trained as it
 # could have been meant.
 QUESTIONS = (
-    *_question(
-        "Does a round start from the received model or from the client's own?", "fedmes",
-        start__global={}, start__continue={"fedmes.start": "continue"},
-    ),
-    *_question(
-        "Which classes are in the softmax of training?", "fedmes",
-        scope__seen={}, scope__tasks={"train.scope": "tasks"}, scope__all={"train.scope": "all"},
-    ),
-    *_question(
-        "Among which classes does a client choose that is told the task?", "fedmes",
-        told__own={}, told__block={"eval.task_classes": "all"},
-    ),
-    *_question(
-        "How strong is the pull towards the received model (in rule 1 only)?", "fedmes",
-        lambda__paper={}, lambda__rescaled={"fedmes.lambda": "rescaled"}, lambda__0={"fedmes.lambda": 0.0},
-    ),
-    *_question(
-        "What does the memory's gradient do to a step?", "fedmes",
-        correction__agem={}, correction__agem_margin={"fedmes.correction": "agem_margin"},
-        correction__replay={"fedmes.correction": "replay"},
-    ),
-    *_question(
-        "With which kernel do neighbours vote?", "fedmes",
-        kernel__exp_d={}, kernel__exp_d2={"knn.kernel": "exp_d2"}, kernel__knnper={"knn.kernel": "knnper"},
-    ),
-    *_question(
-        "How many neighbours vote?", "fedmes",
-        k__9={}, k__1={"knn.k": 1}, k__5={"knn.k": 5}, k__25={"knn.k": 25},
-    ),
-    *_question(
-        "How much weight has the vote?", "fedmes",
-        **{"theta__0.5": {}, "theta__0.25": {"knn.theta": 0.25}, "theta__0.75": {"knn.theta": 0.75}},
-        theta__tuned={"knn.theta": "tuned"},
-    ),
-    *_question(
-        "On which features are neighbours sought?", "fedmes", features__fc={}, features__conv={"knn.features": "conv"}
-    ),
-    *_question(
-        "Adam or SGD?", "fedmes",
-        adam={}, **{f"sgd-{rate}": {"optim.name": "sgd", "optim.lr": rate} for rate in (0.01, 0.05)},
-    ),
-    *_question(
-        "What does the memory keep?", "fedmes", policy__fifo={}, policy__balanced={"memory.policy": "balanced"}
-    ),
-    *_question(
-        "Which model of FedAvg is judged?", "fedavg",
-        **{"fedavg-global": {}, "fedavg-personal": {"eval.model": "personal"}},
-    ),
-    *_question(
-        "Which model of FedAGEM is judged?", "fedagem",
-        **{"fedagem-global": {}, "fedagem-personal": {"eval.model": "personal"}},
-    ),
-    *_question(
-        "Which model of FedMeS is judged?", "fedmes",
-        **{"fedmes-personal": {}, "fedmes-global": {"eval.model": "global"}},
-    ),
+    *_question("Does a round start from the received model or from the client's own?", "fedmes", {
+        "start=global": {},
+        "start=continue": {"fedmes.start": "continue"},
+    }),
+    *_question("Which classes are in the softmax of training?", "fedmes", {
+        "scope=seen": {},
+        "scope=tasks": {"train.scope": "tasks"},
+        "scope=all": {"train.scope": "all"},
+    }),
+    *_question("Among which classes does a client choose that is told the task?", "fedmes", {
+        "told=own": {},
+        "told=block": {"eval.task_classes": "all"},
+    }),
+    *_question("How strong is the pull towards the received model (in rule 1 only)?", "fedmes", {
+        "lambda=paper": {},
+        "lambda=rescaled": {"fedmes.lambda": "rescaled"},
+        "lambda=0": {"fedmes.lambda": 0.0},
+    }),
+    *_question("What does the memory's gradient do to a step?", "fedmes", {
+        "correction=agem": {},
+        "correction=agem_margin": {"fedmes.correction": "agem_margin"},
+        "correction=replay": {"fedmes.correction": "replay"},
+    }),
+    *_question("With which kernel do neighbours vote?", "fedmes", {
+        "kernel=exp_d": {},
+        "kernel=exp_d2": {"knn.kernel": "exp_d2"},
+        "kernel=knnper": {"knn.kernel": "knnper"},
+    }),
+    *_question("How many neighbours vote?", "fedmes", {
+        "k=9": {},
+        "k=1": {"knn.k": 1},
+        "k=5": {"knn.k": 5},
+        "k=25": {"knn.k": 25},
+    }),
+    *_question("How much weight has the vote?", "fedmes", {
+        "theta=0.5": {},
+        "theta=0.25": {"knn.theta": 0.25},
+        "theta=0.75": {"knn.theta": 0.75},
+        "theta=tuned": {"knn.theta": "tuned"},
+    }),
+    *_question("On which features are neighbours sought?", "fedmes", {
+        "features=fc": {},
+        "features=conv": {"knn.features": "conv"},
+    }),
+    *_question("Adam or SGD?", "fedmes", {
+        "adam": {},
+        "sgd-0.01": {"optim.name": "sgd", "optim.lr": 0.01},
+        "sgd-0.05": {"optim.name": "sgd", "optim.lr": 0.05},
+    }),
+    *_question("What does the memory keep?", "fedmes", {
+        "policy=fifo": {},
+        "policy=balanced": {"memory.policy": "balanced"},
+    }),
+    *_model("Which model of FedAvg is judged?", "fedavg", "global", "personal"),
+    *_model("Which model of FedAGEM is judged?", "fedagem", "global", "personal"),
+    *_model("Which model of FedMeS is judged?", "fedmes", "personal", "global"),
 )  # fmt: skip
 WITH_MEMORY = ("fedmes-plus", "fedmes", "fedagem", "local-er")
 
@@ -151,18 +167,24 @@ WITH_MEMORY = ("fedmes-plus", "fedmes", "fedagem", "local-er")
 def _rivals(memory: int) -> tuple[Line, ...]:
     """FedMeS+ and the others that keep samples, with so many of them."""
     question = f"Who is ahead with a memory of {memory} samples?"
-    return tuple(
-        Line(f"{name}-{memory}", name, {"memory.size": memory}, question) for name in WITH_MEMORY
-    )
+    options = {"memory.size": memory}
+    return tuple(Line(f"{name}-{memory}", name, options, question) for name in WITH_MEMORY)
 
 
-PARTS = _question(
-    "What does each part of FedMeS+ do?", "fedmes-plus",
-    whole={}, **{f"balance__{balance}": {"fedmesplus.balance": float(balance)} for balance in (0, 1, 2, 3, 4)},
-    teach__0={"fedmesplus.teach": 0.0}, augment__none={"fedmesplus.augment": "none"},
-    augment__shift={"fedmesplus.augment": "shift"}, policy__fifo={"memory.policy": "fifo"},
-    predicts__w={"eval.model": "personal"}, predicts__W={"eval.model": "global"},
-)  # fmt: skip
+PARTS = _question("What does each part of FedMeS+ do?", "fedmes-plus", {
+    "whole": {},
+    "balance=0": {"fedmesplus.balance": 0.0},
+    "balance=1": {"fedmesplus.balance": 1.0},
+    "balance=2": {"fedmesplus.balance": 2.0},
+    "balance=3": {"fedmesplus.balance": 3.0},
+    "balance=4": {"fedmesplus.balance": 4.0},
+    "teach=0": {"fedmesplus.teach": 0.0},
+    "augment=none": {"fedmesplus.augment": "none"},
+    "augment=shift": {"fedmesplus.augment": "shift"},
+    "policy=fifo": {"memory.policy": "fifo"},
+    "predicts=w": {"eval.model": "personal"},
+    "predicts=W": {"eval.model": "global"},
+})  # fmt: skip
 EVERYBODY = tuple(
     Line(name, name, question="Who is ahead?")
     for name in ("fedmes-plus", *PAPER_METHODS, "local-er", "joint")
@@ -175,16 +197,27 @@ RATE_METHODS = (*PAPER_METHODS, "fedmes-plus", "local", "local-er", "joint")
 STUDIES: dict[str, Study] = {
     "table1": TABLE1,
     "table1-block": replace(
-        TABLE1, title="Table 1 where a client that is told its task chooses among all of the task's classes",
+        TABLE1,
+        title="Table 1 where a client that is told its task chooses among all of the task's "
+        "classes",
         options={"eval.task_classes": "all"},
         # of digits a client has all of a task's classes
         quick=DIGITS | {"benchmarks": ("synthetic",)},
     ),
-    "curves": replace(TABLE1, title="Accuracy and forgetting after each task"),
-    "clients": replace(TABLE1, title="Accuracy of each client, and its range over the tasks"),
+    "curves": replace(
+        TABLE1,
+        title="Accuracy and forgetting after each task",
+        tables=("curves",), figure="curves",
+    ),
+    "clients": replace(
+        TABLE1,
+        title="Accuracy of each client, and its range over the tasks",
+        tables=("clients",), figure="clients",
+    ),
     "fusion40": Study(
         "Every client over many tasks: the paper's Fusion Tasks-40",
         ("fusion-40",), (10,), FIVE, _methods("fedmes", "fedweit"),
+        tables=("fusion40",), figure="fusion40",
         any_method=True,
         quick={
             "benchmarks": ("synthetic",), "clients": (5,), "seeds": (0, 1),
@@ -194,17 +227,26 @@ STUDIES: dict[str, Study] = {
     "memory": Study(
         "Accuracy of FedMeS by the size of its memory",
         ("split-cifar100",), (10,), THREE, _memories(30, 60, 90, 120, 150, 180, 210, 240, 300),
+        tables=("memory",), figure="memory",
         quick=DIGITS | {"lines": _memories(5, 10, 20, 30, 45, 60)},
     ),
     "heteromemory": Study(
         "Memories of different size at different clients",
         ("split-cifar100",), (10,), THREE,
-        (_here(10, 50), _fix(50), _here(20, 100), _fix(100), _here(30, 150), _fix(150), _fix(10), _fix(30)),
-        quick=DIGITS | {"lines": (_here(5, 25), _fix(25), _here(10, 50), _fix(50), _fix(5), _fix(15))},
+        (
+            _here(10, 50), _fix(50), _here(20, 100), _fix(100), _here(30, 150), _fix(150), _fix(10),
+            _fix(30),
+        ),
+        tables=("heteromemory",), figure="heteromemory",
+        quick=DIGITS | {
+            "lines": (_here(5, 25), _fix(25), _here(10, 50), _fix(50), _fix(5), _fix(15)),
+        },
     ),
     "wallclock": Study(
         "What accuracy costs in time, with communication at 40 Mbit/s",
-        ("split-cifar100", "split-emnist", "split-miniimagenet"), (10, 20), FIVE, _methods("fedmes", "fedweit"),
+        ("split-cifar100", "split-emnist", "split-miniimagenet"), (10, 20), FIVE,
+        _methods("fedmes", "fedweit"),
+        tables=("wallclock",), figure="wallclock",
         fewer=COSTLY,
         any_method=True,
         quick=DIGITS | {"clients": (10, 20)},
@@ -212,6 +254,7 @@ STUDIES: dict[str, Study] = {
     "questions": Study(
         "What the paper leaves open; the first answer is the default",
         ("split-cifar100",), (10,), THREE, QUESTIONS,
+        tables=("questions",), figure="questions",
         # The digits' network has no convolutions to take features from.
         quick=DIGITS | {
             "clients": (5,), "seeds": (0, 1), "options": {"rounds": 2, "epochs": 3},
@@ -221,20 +264,26 @@ STUDIES: dict[str, Study] = {
     "beyond": Study(
         "FedMeS+ beside the paper's methods",
         ("split-cifar100", "split-emnist"), (10, 20), FIVE, EVERYBODY,
+        tables=("questions", "costs"), figure="questions",
         fewer=COSTLY,
         quick=DIGITS,
     ),
     "beyond-memory": Study(
         "FedMeS+ and the others that keep samples, with fewer and with more of them",
         ("split-cifar100", "split-emnist"), (10,), THREE, (*_rivals(30), *_rivals(300)),
+        tables=("questions",), figure="questions",
         quick=DIGITS | {"lines": (*_rivals(10), *_rivals(60))},
     ),
     # What FedMeS+ is was chosen on these seeds, which it is not reported on.
     "parts": Study(
         "What each part of FedMeS+ does",
         ("split-cifar100", "split-emnist"), (10,), SEARCH, PARTS,
+        tables=("questions",), figure="questions",
         # Digits of 8x8 pixels do not move anyway.
-        quick=DIGITS | {"seeds": SEARCH, "lines": tuple(line for line in PARTS if line.label != "augment=none")},
+        quick=DIGITS | {
+            "seeds": SEARCH,
+            "lines": tuple(line for line in PARTS if line.label != "augment=none"),
+        },
     ),
     # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the
     # first two tasks.
@@ -242,6 +291,7 @@ STUDIES: dict[str, Study] = {
         "The learning rate of each method: seed 5, first two tasks",
         CROSS_CLASS, (10,), (5,),
         tuple(Line(f"{m}-{rate:g}", m, {"optim.lr": rate}) for m in RATE_METHODS for rate in RATES),
+        tables=("lr",), figure="lr",
         # Too short for a compiler to pay off. When the rates were fixed, all of a task's classes
         # were chosen among.
         options={"tasks": 2, "engine.compile": False, "eval.task_classes": "all"},

@@ -1,48 +1,57 @@
-"""Figures of studies, beside those of `fedmes.report.figures`. Imports matplotlib: for whoever
-draws."""
+"""Figures of studies, for one setting each; those of reports are in `fedmes.report.figures`.
+
+A study names its function here. It takes the outcomes of a setting (a benchmark with a number of
+clients) of which at least one has a run, and returns figures by what is added to a file's name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedmes.report import curves, mpl, palette
+from fedmes.report import curves as numbers
 from fedmes.report import figures as report
+from fedmes.report import mpl, palette
 from fedmes.report.collect import Run, title_of
 from fedmes.report.curves import Curve
-from fedmes.report.mpl import INK, TITLES
+from fedmes.report.figure_specs import Line
+from fedmes.report.mpl import INK
 from fedmes.report.palette import Look
-from fedmes.report.table import Number
-from fedmes.studies import paper, tables
+from fedmes.results.labels import SHORT_SCORES
+from fedmes.studies import paper
+from fedmes.studies.cells import by_setting, there
 from fedmes.studies.definitions import RATES
+from fedmes.studies.learning_rates import rate_score
 from fedmes.studies.runs import Outcome
 
-LOOKS = {"paper": ("D", "white", INK), "masked": ("o", palette.LIGHT[0], palette.LIGHT[0]),
-         "oblivious": ("s", palette.LIGHT[1], palette.LIGHT[1])}  # fmt: skip
+Figures = dict[str, Figure]
+
+# marker, inside and outside colour
+LOOKS = {
+    "paper": ("D", "white", INK),
+    "masked": ("o", palette.LIGHT[0], palette.LIGHT[0]),
+    "oblivious": ("s", palette.LIGHT[1], palette.LIGHT[1]),
+}
+BESIDE = {"masked": -0.12, "oblivious": 0.12}  # where a row has the points of its two scores
 
 
-def of_study(study: str, outcomes: Sequence[Outcome], caption: str) -> dict[str, Figure]:
-    """By file name, for the settings that have runs; each says whose it is, and whether it is a
-    quick version."""
-    settings = {
-        setting: members
-        for setting, members in tables.by_setting(outcomes).items()
-        if tables.there(members)
-    }
-    if study == "wallclock" and settings:  # one figure, to compare settings by
-        runs = [run for members in settings.values() for run in tables.there(members)]
-        return {"settings": _titled(wall_clock_settings(runs), caption)}
-    found: dict[str, Figure] = {}
-    for (benchmark, number), members in settings.items():
-        made = _of_setting(study, members, benchmark, number)
-        title = f"{caption}\n{title_of(members[0].trial.config)}"
-        found |= {
-            f"{benchmark}-{number}{name}": _titled(figure, title) for name, figure in made.items()
-        }
+def of_study(name: str, outcomes: Sequence[Outcome], caption: str) -> Figures:
+    """By file name, for the settings that have runs; each says what it shows."""
+    if name == "wallclock":  # one figure, to compare settings by
+        return wallclock(outcomes, caption)
+    draw = getattr(sys.modules[__name__], name)
+    found: Figures = {}
+    for (benchmark, clients), members in by_setting(outcomes).items():
+        if there(members):
+            title = f"{caption}\n{title_of(members[0].trial.config)}"
+            for suffix, figure in draw(members).items():
+                found[f"{benchmark}-{clients}{suffix}"] = _titled(figure, title)
     return found
 
 
@@ -51,45 +60,42 @@ def _titled(figure: Figure, title: str) -> Figure:
     return figure
 
 
-def _of_setting(
-    study: str, outcomes: Sequence[Outcome], benchmark: str, clients: int
-) -> dict[str, Figure]:
-    """The figures of a study for one benchmark and number of clients, by what is added to a file's
-    name."""
-    runs = tables.there(outcomes)
-    if study in ("table1", "table1-block"):
-        return {"": beside_the_paper(runs, benchmark, clients)}
-    if study == "curves":
-        return {"": report.per_task(runs)}
-    if study == "clients":
-        return {f"-{score}": report.per_client(runs, score) for score in TITLES}
-    if study == "fusion40":
-        return {f"-{score}": report.small_multiples(runs, score) for score in TITLES}
-    if study == "memory":
-        return {"": memory_sizes(runs, benchmark, clients)}
-    if study == "heteromemory":
-        return {"": accuracy_of_configurations(runs), "-boxes": report.task_boxes(runs)}
-    if study in ("questions", "beyond", "beyond-memory", "parts"):
-        return {"": answers(outcomes)}
-    return {"": learning_rates(runs)}
+def curves(outcomes: Sequence[Outcome]) -> Figures:
+    """Accuracy and forgetting after each task."""
+    return {"": report.per_task(there(outcomes))}
 
 
-def beside_the_paper(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
+def clients(outcomes: Sequence[Outcome]) -> Figures:
+    """Accuracy of each client, in both scores."""
+    runs = there(outcomes)
+    return {f"-{score}": report.per_client(runs, score) for score in SHORT_SCORES}
+
+
+def fusion40(outcomes: Sequence[Outcome]) -> Figures:
+    """Each client over its tasks, in both scores."""
+    runs = there(outcomes)
+    return {f"-{score}": report.small_multiples(runs, score) for score in SHORT_SCORES}
+
+
+def table1(outcomes: Sequence[Outcome]) -> Figures:
     """Acc_ALL and FR of each method: ours in both scores, and the paper's."""
-    rows = []
+    runs = there(outcomes)
+    setting = outcomes[0].trial.setting
+    rows: list[tuple[str, dict[str, Any]]] = []
     for run in runs:
-        rows += [(f"{run.label}-nolip", run.metrics_nolip)] if run.metrics_nolip is not None else []
+        if run.metrics_nolip is not None:
+            rows.append((f"{run.label}-nolip", run.metrics_nolip))
         rows.append((run.label, run.metrics))
     several = len(runs[0].config.seeds) > 1
     shifts = {"paper": -0.22, "masked": 0.0, "oblivious": 0.22}
-    if not any(paper.table1(benchmark, clients, label) for label, _ in rows):
-        shifts = {"masked": -0.12, "oblivious": 0.12}
+    if not any(paper.table1(*setting, label) for label, _ in rows):
+        shifts = BESIDE
+    shown = set()
     with mpl.sheet(1, 2, 1.5 + 0.27 * len(rows), sharey=True) as (figure, axes):
-        shown = set()
         for ax, (key, title) in zip(axes.flat, (("acc_all", "Acc_ALL"), ("fr", "FR")), strict=True):
-            for place, (label, numbers) in enumerate(rows):
-                points = {score: numbers[score][key] for score in TITLES}
-                if printed := paper.table1(benchmark, clients, label):
+            for place, (label, found) in enumerate(rows):
+                points = {score: found[score][key] for score in SHORT_SCORES}
+                if printed := paper.table1(*setting, label):
                     points["paper"] = {"mean": printed[key].mean, "std": printed[key].std}
                 for name, shift in shifts.items():
                     if name in points and points[name]["mean"] is not None:
@@ -99,180 +105,165 @@ def beside_the_paper(runs: Sequence[Run], benchmark: str, clients: int) -> Figur
             ax.set_xlabel(title)
             ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
         _score_legend(figure, [name for name in LOOKS if name in shown])
-    return figure
+    return {"": figure}
 
 
-def accuracy_of_configurations(runs: Sequence[Run]) -> Figure:
-    """Acc_ALL of each configuration in both scores."""
+def heteromemory(outcomes: Sequence[Outcome]) -> Figures:
+    """Acc_ALL of each configuration in both scores, and the spread over tasks."""
+    runs = there(outcomes)
     with mpl.sheet(1, 1, 1.2 + 0.3 * len(runs)) as (figure, axes):
         (ax,) = axes.flat
-        for place, run in enumerate(runs):
-            for name, shift in (("masked", -0.12), ("oblivious", 0.12)):
-                _point(
-                    ax, run.metrics[name]["acc_all"], place + shift, name, len(run.config.seeds) > 1
-                )
+        _both_scores(ax, runs)
         _rows(ax, [run.label for run in runs])
         ax.set_xlabel("Acc_ALL")
-        _score_legend(figure, ["masked", "oblivious"])
-    return figure
+        _score_legend(figure, BESIDE)
+    return {"": figure, "-boxes": report.task_boxes(runs)}
 
 
-def answers(outcomes: Sequence[Outcome]) -> Figure:
+def questions(outcomes: Sequence[Outcome]) -> Figures:
     """Acc_ALL of each answer, question by question; a line marks the default's."""
     groups: dict[str, list[Run]] = {}
     defaults: dict[str, Run | None] = {}
     for outcome in outcomes:
-        defaults.setdefault(outcome.trial.line.question, outcome.run)
+        question = outcome.trial.line.question
+        defaults.setdefault(question, outcome.run)
         if outcome.run is not None:
-            groups.setdefault(outcome.trial.line.question, []).append(outcome.run)
-    places, labels, place = [], [], 0.0
-    for members in groups.values():
-        for run in members:
-            places.append(place)
-            labels.append(run.label)
-            place += 1
-        place += 0.7
-    with mpl.sheet(1, 2, 1.0 + 0.2 * place, sharey=True) as (figure, axes):
-        for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
-            at = iter(places)
+            groups.setdefault(question, []).append(outcome.run)
+    places: dict[str, list[float]] = {}
+    height = 0.0
+    for question, members in groups.items():
+        places[question] = [height + i for i in range(len(members))]
+        height += len(members) + 0.7
+    with mpl.sheet(1, 2, 1.0 + 0.2 * height, sharey=True) as (figure, axes):
+        for ax, (score, title) in zip(axes.flat, SHORT_SCORES.items(), strict=True):
             for question, members in groups.items():
-                here = [next(at) for _ in members]
-                for place, run in zip(here, members, strict=True):
-                    _point(
-                        ax, run.metrics[score]["acc_all"], place, score, len(run.config.seeds) > 1
-                    )
-                if (default := defaults[question]) is not None:
-                    mean = default.metrics[score]["acc_all"]["mean"]
-                    ax.vlines(
-                        mean,
-                        here[0] - 0.4,
-                        here[-1] + 0.4,
-                        color="#888888",
-                        linewidth=0.8,
-                        zorder=1,
-                    )
-            _rows(ax, labels, places)
+                _answers(ax, score, members, places[question], defaults[question])
+            labels = [run.label for members in groups.values() for run in members]
+            _rows(ax, labels, [place for here in places.values() for place in here])
             ax.set(title=title, xlabel="Acc_ALL")
-    return figure
+    return {"": figure}
 
 
-def memory_sizes(runs: Sequence[Run], benchmark: str, clients: int) -> Figure:
+def _answers(
+    ax: Axes, score: str, runs: Sequence[Run], places: Sequence[float], default: Run | None
+) -> None:
+    for place, run in zip(places, runs, strict=True):
+        _point(ax, run.metrics[score]["acc_all"], place, score, len(run.config.seeds) > 1)
+    if default is not None:
+        mean, _ = default.acc_all(score)
+        ends = (places[0] - 0.4, places[-1] + 0.4)
+        ax.vlines(mean, *ends, color="#888888", linewidth=0.8, zorder=1)
+
+
+def memory(outcomes: Sequence[Outcome]) -> Figures:
     """Acc_ALL against the size of the memory, with the paper's numbers where it prints any."""
-    sizes = {int(curves.memory_size(run.result)): run for run in runs}
-    printed = {
-        size: found
-        for size in sizes
-        if (found := paper.memory(benchmark, clients, size)) is not None
-    }
+    sizes = {int(numbers.memory_size(run.result)): run for run in there(outcomes)}
+    printed = {}
+    for size in sizes:
+        found = paper.memory(*outcomes[0].trial.setting, size)
+        if found is not None:
+            printed[size] = found.mean
     with mpl.sheet(1, 2, 3.0, sharey=True) as (figure, axes):
-        for ax, (score, title) in zip(axes.flat, TITLES.items(), strict=True):
-            for label, look, alone in (
-                ("fedmes", Look(0, 0, 0), False),
-                ("network alone", Look(4, 1, 1), True),
+        for ax, (score, title) in zip(axes.flat, SHORT_SCORES.items(), strict=True):
+            voted = [run.metrics for run in sizes.values()]
+            alone = [run.metrics_nolip for run in sizes.values()]
+            several = len(outcomes[0].trial.config.seeds) > 1
+            for label, look, metrics in (
+                ("fedmes", Look(0, 0, 0), voted),
+                ("network alone", Look(4, 1, 1), alone),
             ):
-                cells = [tables.metric(run, score, "acc_all", alone) for run in sizes.values()]
-                numbers = [cell for cell in cells if isinstance(cell, Number)]
-                mean, std = (
-                    np.array([mpl.number(getattr(n, part)) for n in numbers])
-                    for part in ("mean", "std")
-                )
-                mpl.curve(ax, list(sizes), Curve(mean, std), look, label)
+                curve = _acc_all(metrics, score, several)
+                mpl.draw_line(ax, Line(label, look, list(sizes), curve))
             if printed:
                 marker, face, edge = LOOKS["paper"]
-                ax.plot(list(printed), [number.mean for number in printed.values()], linestyle="none", marker=marker,
-                        markerfacecolor=face, color=edge, label="paper, in its text")  # fmt: skip
+                ax.plot(
+                    list(printed),
+                    list(printed.values()),
+                    linestyle="none",
+                    marker=marker,
+                    markerfacecolor=face,
+                    color=edge,
+                    label="paper, in its text",
+                )
             ax.set(title=title, xlabel="samples a client may keep")
             ax.set_xlim(left=0)
         axes[0, 0].set_ylabel("Acc_ALL")
         handles, labels = axes[0, 1].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
+    return {"": figure}
 
 
-def wall_clock_settings(runs: Sequence[Run]) -> Figure:
-    """Seconds of computing and of communication, and the accuracy they buy; a row a run."""
-    times = [curves.wall_clock(run.result, run.rounds) for run in runs]
+def _acc_all(metrics: Iterable[Any], score: str, several: bool) -> Curve:
+    """The numbers of several runs as one curve."""
+    found = [each[score]["acc_all"] for each in metrics]
+    mean = np.array([number["mean"] for number in found], dtype=float)
+    std = np.array([number["std"] for number in found], dtype=float)
+    return Curve(mean, std if several else np.full_like(std, np.nan))
+
+
+def wallclock(outcomes: Sequence[Outcome], caption: str) -> Figures:
+    """Seconds of computing and of communication, and the accuracy they buy; one row per run."""
+    runs = there(outcomes)
+    if not runs:
+        return {}
+    times = [numbers.wall_clock(run.result, run.rounds) for run in runs]
     names = [f"{run.config.benchmark}, {run.config.clients} clients: {run.label}" for run in runs]
     with mpl.sheet(1, 2, 1.3 + 0.3 * len(runs), sharey=True) as (figure, axes):
         bars, points = axes[0]
         compute, talk = np.array(times).T
-        bars.barh(
-            range(len(runs)), compute, height=0.6, color="#4a4d52", label="computing, measured"
-        )
-        bars.barh(
-            range(len(runs)),
-            talk,
-            left=compute,
-            height=0.6,
-            color="#c3c6ca",
-            label="communication, modelled",
-        )
+        mpl.time_bars(bars, compute, talk)
         bars.set_xlabel("seconds of one training, clients in parallel")
-        for place, run in enumerate(runs):
-            for score, shift in (("masked", -0.12), ("oblivious", 0.12)):
-                _point(
-                    points,
-                    run.metrics[score]["acc_all"],
-                    place + shift,
-                    score,
-                    len(run.config.seeds) > 1,
-                )
+        _both_scores(points, runs)
         _rows(bars, names)
         _rows(points, names)
         points.set_xlabel("Acc_ALL")
-        handles = [
-            *bars.get_legend_handles_labels()[0],
-            *(_mark(name) for name in ("masked", "oblivious")),
-        ]
-        figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=4,
-            handlelength=1.2,
-            columnspacing=1.2,
-        )
-    return figure
+        handles = [*bars.get_legend_handles_labels()[0], *map(_mark, BESIDE)]
+        place: Any = {"loc": "outside lower center", "ncols": 4}
+        figure.legend(handles=handles, **place, handlelength=1.2, columnspacing=1.2)
+    return {"settings": _titled(figure, caption)}
 
 
-def learning_rates(runs: Sequence[Run]) -> Figure:
+def lr(outcomes: Sequence[Outcome]) -> Figures:
     """The score of each method by its learning rate; a ring around the best."""
-    methods = list(dict.fromkeys(run.config.method for run in runs))
+    scores: dict[str, list[tuple[float, float]]] = {}
+    for run in there(outcomes):
+        scores.setdefault(run.config.method, []).append((run.config.optim.lr, rate_score(run)))
     with mpl.sheet(1, 1, 3.2) as (figure, axes):
         (ax,) = axes.flat
-        for method in methods:
-            points = sorted(
-                (run.config.optim.lr, tables.rate_score(run))
-                for run in runs
-                if run.config.method == method
-            )
-            x, y = zip(*points, strict=True)
+        for method, points in scores.items():
+            x, y = np.array(sorted(points)).T
             look = palette.KNOWN[method]
-            mpl.curve(ax, x, Curve(np.array(y), np.zeros(len(y))), look, method)
+            mpl.draw_line(ax, Line(method, look, x, Curve(y, np.zeros(len(y)))))
             best = max(points, key=lambda point: (point[1], -point[0]))
-            ax.plot(
-                *best,
-                marker="o",
-                markersize=10,
-                markerfacecolor="none",
-                color=palette.LIGHT[look.colour],
-            )
+            ring: Any = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
+            ax.plot(*best, **ring, color=palette.LIGHT[look.colour])
         ax.set_xscale("log")
         ax.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
         ax.minorticks_off()
         ax.set(xlabel="learning rate", ylabel="Acc_ALL, mean of both scores")
         figure.legend(loc="outside right upper", handlelength=2.6, labelspacing=0.75)
-    return figure
+    return {"": figure}
 
 
-def _point(ax: Axes, value: dict[str, float | None], place: float, name: str, spread: bool) -> None:
+def _both_scores(ax: Axes, runs: Sequence[Run]) -> None:
+    """Acc_ALL of each run, one row each, the scores beside each other."""
+    for place, run in enumerate(runs):
+        for score, shift in BESIDE.items():
+            number = run.metrics[score]["acc_all"]
+            _point(ax, number, place + shift, score, len(run.config.seeds) > 1)
+
+
+def _point(ax: Axes, value: dict[str, Any], place: float, name: str, spread: bool) -> None:
     marker, face, edge = LOOKS[name]
-    ax.errorbar(mpl.number(value["mean"]), place, xerr=value["std"] if spread else None, fmt=marker, markersize=4.5,
-                markerfacecolor=face, color=edge, elinewidth=0.9)  # fmt: skip
+    mean = np.nan if value["mean"] is None else value["mean"]
+    std = value["std"] if spread else None
+    look: Any = {"fmt": marker, "markersize": 4.5, "markerfacecolor": face}
+    ax.errorbar(mean, place, xerr=std, **look, color=edge, elinewidth=0.9)
 
 
 def _rows(ax: Axes, labels: Sequence[str], places: Sequence[float] | None = None) -> None:
     """Names down the side, the first on top, lines to read along."""
-    places = list(range(len(labels))) if places is None else places
+    places = places or list(range(len(labels)))
     ax.set_yticks(places, labels)
     ax.set_ylim(places[-1] + 0.6, -0.6)
     # more would run into each other where they have four digits
@@ -282,15 +273,12 @@ def _rows(ax: Axes, labels: Sequence[str], places: Sequence[float] | None = None
 
 def _mark(name: str) -> Line2D:
     marker, face, edge = LOOKS[name]
-    words = {
-        "paper": "paper",
-        "masked": "ours, task id given (masked)",
-        "oblivious": "ours, no task id (oblivious)",
-    }
-    return Line2D(
-        [], [], linestyle="none", marker=marker, markerfacecolor=face, color=edge, label=words[name]
-    )
+    label = "paper"
+    if name != "paper":
+        label = f"ours, {SHORT_SCORES[name]}"
+    look: Any = {"marker": marker, "markerfacecolor": face, "color": edge}
+    return Line2D([], [], linestyle="none", **look, label=label)
 
 
-def _score_legend(figure: Figure, names: Sequence[str]) -> None:
+def _score_legend(figure: Figure, names: Iterable[str]) -> None:
     figure.legend(handles=[_mark(name) for name in names], loc="outside lower center", ncols=3)

@@ -16,9 +16,10 @@ from fedmes.common.files import replace_text
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.experiment.made_from import refuse
-from fedmes.report import table
-from fedmes.report.table import Number, Table
+from fedmes.report.table import Cell, Number, Table, as_csv, as_latex, as_markdown
 from fedmes.studies import tables
+from fedmes.studies.cells import by_setting, computed_on
+from fedmes.studies.learning_rates import write_rates
 from fedmes.studies.runs import (
     LEARNING_RATES,
     PROTOCOL,
@@ -28,7 +29,6 @@ from fedmes.studies.runs import (
     changes,
     evaluations,
     look,
-    read_toml,
     wanted,
 )
 
@@ -49,7 +49,7 @@ class Written:
     reused: list[Path]  # runs that were there before
 
 
-# Trains a configuration in a directory, and judges the same training in other ways besides:
+# Trains a configuration in a directory, and evaluates the same training by other protocols:
 # `evaluations` of runs.py.
 Execute = Callable[[Config, Path, Mapping[str, Mapping[str, Any]]], object]
 
@@ -57,117 +57,120 @@ Execute = Callable[[Config, Path, Mapping[str, Mapping[str, Any]]], object]
 def reproduce(
     scopes: Sequence[Scope], execute: Execute | None, again: bool = False
 ) -> list[Written]:
-    """Run what is not there yet (without `execute`: nothing), then write each study's tables and
-    figures. Runs that differ in nothing but how clients are judged are one training. Of those that
-    are there, what was made from something else is refused, or run `again`."""
+    """Run what is missing (without `execute`: nothing), then write each study's tables and figures.
+
+    Runs that differ in nothing but how clients are evaluated are one training. Of the runs that are
+    there, those made from something else are refused, or run `again`.
+    """
     asked = [wanted(scope) for scope in scopes]
+    every = [trial for trials in asked for trial in trials]
+    there = [trial.directory for trial in every if look(trial).run is not None]
     failures: dict[Path, str] = {}
-    there = {trial.directory for each in asked for trial in each if look(trial).run is not None}
     if execute is not None:
-        known: dict[str, str] = {}  # hashes of data
-
-        def to_do(trial: Trial) -> bool:
-            run = look(trial).run
-            changed = [] if run is None else changes(trial, run, known)
-            if not again:
-                refuse(trial.directory, changed, "--again reruns what has changed")
-            return run is None or bool(changed)
-
-        missing = [trial for each in asked for trial in each if to_do(trial)]
-        there -= {trial.directory for trial in missing}
-        while missing:
-            trial, *rest = missing
-            try:
-                execute(trial.config, trial.directory, evaluations(trial, rest))
-            except UserError as error:
-                # because its data is not here, for instance; the others go on
-                failures[trial.directory] = str(error)
-            missing = [
-                other for other in rest if other.directory != trial.directory and to_do(other)
-            ]
-    written, in_vain = [], []
+        made, failures = _run_missing(every, execute, again)
+        there = [directory for directory in there if directory not in made]
+    written = []
+    in_vain = []
     for scope, trials in zip(scopes, asked, strict=True):
-        if all(trial.directory in failures for trial in trials):
-            in_vain.append(f"{scope.name}: no run could be made ({failures[trials[0].directory]})")
+        directories = dict.fromkeys(trial.directory for trial in trials)
+        if all(directory in failures for directory in directories):
+            reason = failures[trials[0].directory]
+            in_vain.append(f"{scope.name}: no run could be made ({reason})")
         else:
-            reused = [trial.directory for trial in trials if trial.directory in there]
-            written.append(
-                replace(_study(scope, trials, failures), reused=list(dict.fromkeys(reused)))
-            )
+            reused = [directory for directory in directories if directory in there]
+            written.append(_write(scope, _outcomes(trials, failures), reused))
     if in_vain:
         raise UserError("; ".join(in_vain))
     return written
 
 
-def _study(scope: Scope, trials: Sequence[Trial], failures: Mapping[Path, str]) -> Written:
-    outcomes = [look(trial) for trial in trials]
-    outcomes = [
-        replace(outcome, reason=failures.get(outcome.trial.directory, outcome.reason))
-        if outcome.run is None
-        else outcome
-        for outcome in outcomes
-    ]
-    if scope.study == "lr":
-        _write_rates(scope, tables.chosen_rates(outcomes))
-    return _write(scope, outcomes)
+def _run_missing(
+    trials: Sequence[Trial], execute: Execute, again: bool
+) -> tuple[set[Path], dict[Path, str]]:
+    """The directories of the runs that were to be made, and why some could not be."""
+    known: dict[str, str] = {}  # hashes of data
+
+    def to_do(trial: Trial) -> bool:
+        run = look(trial).run
+        if run is None:
+            return True
+        changed = changes(trial, run, known)
+        if not again:
+            refuse(trial.directory, changed, "--again reruns what has changed")
+        return bool(changed)
+
+    failures: dict[Path, str] = {}
+    missing = [trial for trial in trials if to_do(trial)]
+    made = {trial.directory for trial in missing}
+    while missing:
+        trial, *rest = missing
+        try:
+            execute(trial.config, trial.directory, evaluations(trial, rest))
+        except UserError as error:
+            # because its data is not here, for instance; the others continue
+            failures[trial.directory] = str(error)
+        missing = [other for other in rest if other.directory != trial.directory and to_do(other)]
+    return made, failures
 
 
-def _write_rates(scope: Scope, chosen: dict[str, dict[str, float]]) -> None:
-    """The choice, for the other studies to read; what was chosen before and is not chosen now
-    stays."""
-    if not chosen:
-        return
-    path = scope.root / LEARNING_RATES
-    rates: dict[str, dict[str, Any]] = read_toml(path)
-    for benchmark, methods in chosen.items():
-        rates[benchmark] = rates.get(benchmark, {}) | methods
-    lines = [
-        f"# Chosen by `fedmes reproduce lr`{' --quick' if scope.quick else ''}; the other studies read it."
-    ]
-    for benchmark, methods in sorted(rates.items()):
-        lines += ["", f"[{benchmark}]", *(f"{method} = {rate}" for method, rate in methods.items())]
-    replace_text(path, "\n".join(lines) + "\n")
+def _outcomes(trials: Sequence[Trial], failures: Mapping[Path, str]) -> list[Outcome]:
+    outcomes = []
+    for trial in trials:
+        outcome = look(trial)
+        if outcome.run is None:
+            outcome = replace(outcome, reason=failures.get(trial.directory, outcome.reason))
+        outcomes.append(outcome)
+    return outcomes
 
 
-def _write(scope: Scope, outcomes: Sequence[Outcome]) -> Written:
-    from fedmes.report import figures
+def _write(scope: Scope, outcomes: Sequence[Outcome], reused: list[Path]) -> Written:
+    from fedmes.report.figures import save
     from fedmes.studies.figures import of_study
 
-    folder, name = scope.root / scope.study, scope.name
-    caption = scope.declared().title + (f" ({QUICK})" if scope.quick else "")
-    title = f"{scope.declared().title}{' (quick version)' if scope.quick else ''}"
-    made = tables.TABLES[scope.study](_begun(outcomes))
+    if scope.study == "lr":
+        write_rates(scope, outcomes)
+    study = scope.declared()
+    folder = scope.root / scope.study
+    name = scope.name
+    title = study.title
+    caption = study.title
+    if scope.quick:
+        title += " (quick version)"
+        caption += f" ({QUICK})"
+    made = _tables(study.tables, _begun(outcomes))
+    content = _content(scope, caption, outcomes, made)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = {
-            f"{name}-{place}": figure
-            for place, figure in of_study(scope.study, outcomes, title).items()
-        }
-        for file, figure in drawn.items():
-            figures.save(figure, folder, file)
-        text = _page(scope, title, outcomes, made, list(drawn))
-        replace_text(folder / f"{name}.csv", table.as_csv(name, made))
-        replace_text(folder / f"{name}.tex", table.as_latex(caption, made))
-        replace_text(
-            folder / f"{name}.json",
-            json.dumps(_content(scope, caption, outcomes, made), indent=2) + "\n",
-        )
+        drawn = []
+        for place, figure in of_study(study.figure, outcomes, title).items():
+            drawn.append(f"{name}-{place}")
+            save(figure, folder, drawn[-1])
+        text = _page(scope, title, outcomes, made, drawn)
+        rows = [table.led_by(study=name, table=table.title) for table in made]
+        replace_text(folder / f"{name}.csv", as_csv(rows))
+        latex = [as_latex(table, caption) for table in made]
+        replace_text(folder / f"{name}.tex", "\n".join(latex))
+        replace_text(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
         replace_text(folder / f"{name}.md", text)
     except OSError as error:
-        raise UserError(
-            f"out: {error.filename or folder} cannot be written ({error.strerror})"
-        ) from None
-    return Written(
-        folder / f"{name}.md",
-        text,
-        [outcome for outcome in _once(outcomes) if outcome.run is None],
-        [],
-    )
+        where = error.filename or folder
+        raise UserError(f"out: {where} cannot be written ({error.strerror})") from None
+    return Written(folder / f"{name}.md", text, _open(outcomes), reused)
+
+
+def _tables(names: Sequence[str], outcomes: Sequence[Outcome]) -> list[Table]:
+    made = []
+    for name in names:
+        for members in by_setting(outcomes).values():
+            made += getattr(tables, name)(members)
+    return made
 
 
 def _begun(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Without the settings of which nothing is there: a table that only says "open" tells less than
-    the list of what is open. With nothing at all, everything."""
+    """The settings of which something is there; with nothing at all, everything.
+
+    A table that only says "open" tells less than the list of what is open.
+    """
     settings = {outcome.trial.setting for outcome in outcomes if outcome.run is not None}
     return [outcome for outcome in outcomes if outcome.trial.setting in settings] or outcomes
 
@@ -182,77 +185,67 @@ def _page(
     lines = [f"# {title}", ""]
     if scope.quick:
         lines += [f"**{QUICK}.**", ""]
-    body = [table.markdown(each) for each in made]
-    lines += [
-        "Mean and population standard deviation over seeds. *masked*: the task is told; *oblivious*: it is not; both "
-        "are scores of the same training."
-        + "".join(
-            f" {meaning}" for sign, meaning in SIGNS.items() if any(sign in text for text in body)
-        ),
-        "",
-        *body,
-        *(f"![{file}]({file}.png)\n" for file in figures),
+    body = "\n".join(as_markdown(table) for table in made)
+    about = [
+        "Mean and population standard deviation over seeds. *masked*: the task is told; "
+        "*oblivious*: it is not; both are scores of the same training."
     ]
-    agreed = [
-        str(scope.root / file)
-        for file in (PROTOCOL, LEARNING_RATES)
-        if (scope.root / file).is_file()
-    ]
+    about += [meaning for sign, meaning in SIGNS.items() if sign in body]
+    lines += [" ".join(about), "", body]
+    lines += [f"![{file}]({file}.png)\n" for file in figures]
+    files = [scope.root / file for file in (PROTOCOL, LEARNING_RATES)]
+    agreed = ", ".join(str(file) for file in files if file.is_file())
     lines += ["## The runs", "", f"This page of them is made by `{scope.command} --no-run`.", ""]
-    lines += [f"Options: {', '.join(agreed) if agreed else 'the defaults of each benchmark'}.", ""]
+    lines += [f"Options: {agreed or 'the defaults of each benchmark'}.", ""]
     for outcome in _once(outcomes):
-        if (run := outcome.run) is not None:
+        if outcome.run is not None:
             where = Path("..") / outcome.trial.directory.relative_to(scope.root)
-            lines.append(
-                f"* [{where.parent.name}/{where.name}]({where}/result.json): {tables.computed_on(run)}"
-            )
-    waiting = [outcome for outcome in _once(outcomes) if outcome.run is None]
-    if waiting:
-        lines += [
-            "",
-            "## Open",
-            "",
-            "Each command makes one of the runs that are not here.",
-            "",
-            "```",
-        ]
-        lines += [f"{outcome.trial.command}  # {outcome.reason}" for outcome in waiting]
-        lines += ["```"]
+            name = f"{where.parent.name}/{where.name}"
+            lines.append(f"* [{name}]({where}/result.json): {computed_on(outcome.run)}")
+    if waiting := _open(outcomes):
+        lines += ["", "## Open", "", "Each command makes one of the runs that are not here.", ""]
+        commands = [f"{outcome.trial.command}  # {outcome.reason}" for outcome in waiting]
+        lines += ["```", *commands, "```"]
     return "\n".join(lines) + "\n"
 
 
 def _once(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """One of each run: lines of a study may share it."""
-    return list({outcome.trial.directory: outcome for outcome in reversed(outcomes)}.values())[::-1]
+    found: dict[Path, Outcome] = {}
+    for outcome in reversed(outcomes):
+        found[outcome.trial.directory] = outcome
+    return list(reversed(found.values()))
+
+
+def _open(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [outcome for outcome in _once(outcomes) if outcome.run is None]
 
 
 def _content(
     scope: Scope, caption: str, outcomes: Sequence[Outcome], made: Sequence[Table]
 ) -> dict[str, Any]:
     """The same for programs."""
-
-    def cell(value: table.Cell) -> Any:
-        return {"mean": value.mean, "std": value.std} if isinstance(value, Number) else value
-
+    shown = []
+    for table in made:
+        rows = [dict(zip(table.heads, map(_value, row), strict=True)) for row in table.rows]
+        shown.append({"title": table.title, "rows": rows, "notes": list(table.notes)})
+    runs = []
+    for outcome in _once(outcomes):
+        about = {
+            "directory": str(outcome.trial.directory.relative_to(scope.root)),
+            "finished": outcome.run is not None,
+            "reason": outcome.reason,
+            "command": outcome.trial.command,
+        }
+        runs.append(about)
     return {
         "study": scope.study,
         "quick": scope.quick,
         "caption": caption,
-        "tables": [
-            {
-                "title": each.title,
-                "rows": [dict(zip(each.heads, map(cell, row), strict=True)) for row in each.rows],
-                "notes": list(each.notes),
-            }
-            for each in made
-        ],
-        "runs": [
-            {
-                "directory": str(outcome.trial.directory.relative_to(scope.root)),
-                "finished": outcome.run is not None,
-                "reason": outcome.reason,
-                "command": outcome.trial.command,
-            }
-            for outcome in _once(outcomes)
-        ],
+        "tables": shown,
+        "runs": runs,
     }
+
+
+def _value(cell: Cell) -> Any:
+    return {"mean": cell.mean, "std": cell.std} if isinstance(cell, Number) else cell

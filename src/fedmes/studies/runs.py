@@ -1,5 +1,4 @@
-"""The runs of a study: what is wanted, where it lies, what is already there, and how to have what
-is not."""
+"""The runs of a study: which are wanted, where they are, and how to make those that are missing."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from fedmes.report.collect import Run, about_computing, of_another_method
 from fedmes.results import run_dir
 from fedmes.studies.definitions import STUDIES, Line, Study
 
-PROTOCOL, LEARNING_RATES = "protocol.toml", "learning-rates.toml"
+PROTOCOL = "protocol.toml"
+LEARNING_RATES = "learning-rates.toml"
 
 
 @dataclass(frozen=True)
@@ -43,24 +44,26 @@ class Scope:
 
     @property
     def root(self) -> Path:
-        """Shrunk versions are never found by a study as it is declared, nor by a report on its
-        results."""
+        """Quick versions are apart: neither a full study nor a report on it finds them."""
         return self.out / "quick" if self.quick else self.out
 
     @property
     def name(self) -> str:
+        """What its files are called."""
         return f"{self.study}-quick" if self.quick else self.study
 
     @property
     def command(self) -> str:
         """What asks for this on a command line."""
         words = ["fedmes", "reproduce", self.study]
-        words += ["--quick"] if self.quick else []
+        if self.quick:
+            words.append("--quick")
         for name in ("benchmarks", "clients", "methods", "seeds"):
             if (values := getattr(self, name)) is not None:
                 words += [f"--{name}", ",".join(map(str, values))]
         for key, value in self.options.items():
-            words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+            text = value if isinstance(value, str) else json.dumps(value)
+            words += ["--set", f"{key}={text}"]
         return shlex.join([*words, "--out", str(self.out)])
 
     def declared(self) -> Study:
@@ -121,52 +124,43 @@ class Outcome:
 
 
 def wanted(scope: Scope) -> list[Trial]:
-    """All runs of the study, benchmark by benchmark. Options are read in this order, later ones
-    over earlier ones: the benchmark's own, `protocol.toml`, `learning-rates.toml` (both in the
-    folder of all studies), the study's, --set."""
+    """All runs of the study, benchmark by benchmark.
+
+    Options are read in this order, later ones over earlier ones: the benchmark's own,
+    `protocol.toml`, `learning-rates.toml` (both in the folder of all studies), the study's, --set.
+    """
     study = scope.declared()
-    protocol, rates = read_toml(scope.root / PROTOCOL), read_toml(scope.root / LEARNING_RATES)
+    protocol = read_toml(scope.root / PROTOCOL)
+    rates = read_toml(scope.root / LEARNING_RATES)
     found = []
-    for benchmark in study.benchmarks:
-        for clients in study.clients:
-            seeds = list(study.seeds_of(benchmark, clients))
-            for line in study.lines:
-                agreed = _agreed(protocol.get(benchmark, {}), line.method)
-                if (rate := rates.get(benchmark, {}).get(line.method)) is not None:
-                    agreed["optim.lr"] = rate
-                given = agreed | dict(study.options) | dict(line.options) | dict(scope.options)
-                given |= {
-                    "benchmark": benchmark,
-                    "method": line.method,
-                    "clients": clients,
-                    "seeds": seeds,
-                }
-                levels = {
-                    key: spread(value, clients)
-                    for key, value in given.items()
-                    if isinstance(value, tuple)
-                }
-                config = configuration.load(None, {"output.models": "none"} | given | levels)
-                check_trust(config, scope.options.values(), trust=False)
-                place = scope.root / "runs" / setting_name(config) / run_name(config)
-                alone = replace(
-                    scope, benchmarks=(benchmark,), clients=(clients,), methods=(line.label,)
-                )
-                found.append(Trial(line, config, place, alone.command, tuple(scope.options)))
+    for benchmark, clients, line in product(study.benchmarks, study.clients, study.lines):
+        given: dict[str, Any] = {"output.models": "none"}
+        given |= _agreed(protocol.get(benchmark, {}), line.method)
+        if (rate := rates.get(benchmark, {}).get(line.method)) is not None:
+            given["optim.lr"] = rate
+        given |= {**study.options, **line.options, **scope.options}
+        given |= {"benchmark": benchmark, "method": line.method, "clients": clients}
+        given["seeds"] = list(study.seeds_of(benchmark, clients))
+        for key, value in given.items():
+            if isinstance(value, tuple):
+                given[key] = spread(value, clients)
+        config = configuration.load(None, given)
+        check_trust(config, scope.options.values(), trust=False)
+        place = scope.root / "runs" / setting_name(config) / run_name(config)
+        alone = replace(scope, benchmarks=(benchmark,), clients=(clients,), methods=(line.label,))
+        found.append(Trial(line, config, place, alone.command, tuple(scope.options)))
     return found
 
 
 def _agreed(content: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """What `protocol.toml` says of a benchmark: options of all methods, and under `methods` of
-    single ones."""
+    """What `protocol.toml` says of a benchmark: for all methods, and under `methods` for one."""
     everybody = {key: value for key, value in content.items() if key != "methods"}
-    return configuration.dotted(everybody) | configuration.dotted(
-        content.get("methods", {}).get(method, {})
-    )
+    own = content.get("methods", {}).get(method, {})
+    return configuration.dotted(everybody) | configuration.dotted(own)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A table a benchmark; nothing where there is no such file."""
+    """A table per benchmark; nothing where there is no such file."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -175,22 +169,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read ({error})") from None
     for name, table in content.items():
         if name not in BENCHMARKS or not isinstance(table, dict):
-            raise UserError(f"{path}: '{name}' is no benchmark; a table a benchmark is needed")
+            raise UserError(f"{path}: '{name}' is no benchmark; a table per benchmark is needed")
     return content
 
 
 def evaluations(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, Any]]:
-    """Of other runs those that are the same training judged in another way: their options of that
-    kind, by name."""
-    mine, found = trial.config.options(), {}
+    """Other runs that are the same training under another evaluation protocol.
+
+    Their evaluation options that differ, by name of the run.
+    """
+    mine = trial.config.options()
+    found = {}
     for other in others:
         theirs = other.config.options()
-        apart = {key for key in mine if mine[key] != theirs.get(key)}
-        judging = all(role_of(key) == "evaluation" for key in apart)
+        apart = {key: theirs.get(key) for key in mine if mine[key] != theirs.get(key)}
+        same_training = all(role_of(key) == "evaluation" for key in apart)
         # a tuned theta holds samples back from training
-        judging = judging and "tuned" not in (mine["knn.theta"], theirs["knn.theta"])
-        if judging and apart and theirs["output.models"] == "none":
-            found[other.directory.name] = {key: theirs[key] for key in apart}
+        tuned = "tuned" in (mine["knn.theta"], theirs["knn.theta"])
+        if apart and same_training and not tuned and theirs["output.models"] == "none":
+            found[other.directory.name] = apart
     return found
 
 
@@ -202,10 +199,12 @@ def spread(levels: Sequence[int], clients: int) -> list[int]:
 
 
 def setting_name(config: Config) -> str:
+    """The folder of the runs that are compared with each other."""
     return f"{config.benchmark}-{config.clients}-clients-{seeds_name(config.seeds)}"
 
 
 def seeds_name(seeds: Sequence[int]) -> str:
+    """seed-5, seeds-0-4, seeds-1+3."""
     if len(seeds) == 1:
         return f"seed-{seeds[0]}"
     if list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
@@ -218,29 +217,31 @@ FORMER_NAMES = {"task_classes-all": "told-block"}
 
 
 def run_name(config: Config) -> str:
-    """The method, and every option that is not the benchmark's default: equal runs have equal
-    names."""
+    """The method and every option that is not the benchmark's default: equal names, equal runs."""
     default = configuration.load(None, {"benchmark": config.benchmark}).options()
-    apart = [
-        f"{'memory' if key == 'memory.size' else key.rpartition('.')[2]}-{_value(value)}"
-        for key, value in config.options().items()
-        if value != default.get(key)
-        and key not in ("method", "clients", "seeds")
-        and not about_computing(key)
-    ]
-    return "-".join([config.method, *(FORMER_NAMES.get(part, part) for part in apart)])
+    parts = [config.method]
+    for key, value in config.options().items():
+        named = key in ("method", "clients", "seeds") or about_computing(key)
+        if value != default.get(key) and not named:
+            name = "memory" if key == "memory.size" else key.rpartition(".")[2]
+            part = f"{name}-{_value(value)}"
+            parts.append(FORMER_NAMES.get(part, part))
+    return "-".join(parts)
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, list):
-        each = list(dict.fromkeys(value))
-        return f"{each[0]}to{each[-1]}by{each[1] - each[0]}" if len(each) > 1 else str(each[0])
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if not isinstance(value, list):
+        return str(value)
+    each = list(dict.fromkeys(value))
+    if len(each) == 1:
+        return str(each[0])
+    return f"{each[0]}to{each[-1]}by{each[1] - each[0]}"
 
 
 def look(trial: Trial) -> Outcome:
-    """The finished run of a trial, whatever device, engine and precision computed it, unless --set
-    asks for one."""
+    """The finished run of a trial, on whatever device or engine, unless --set asks for one."""
     if not (trial.directory / "result.json").is_file():
         return Outcome(trial, None, "not run")
     try:
@@ -249,30 +250,34 @@ def look(trial: Trial) -> Outcome:
         return Outcome(trial, None, str(error))
     there = result.config.options()
     for key, value in trial.config.options().items():
-        settled = (
-            value is None or value == "auto" or (about_computing(key) and key not in trial.chosen)
-        )
-        settled = settled or of_another_method(trial.config.method, key)
-        if (
-            not settled
-            and there.get(key) != value
-            and not _brings_its_own_memory(result.config, key)
-        ):
-            return Outcome(
-                trial,
-                None,
-                f"{trial.directory} holds a run with {key} {there.get(key)}, not {value}",
-            )
+        if there.get(key) != value and _must_agree(trial, key, value, result.config):
+            reason = f"{trial.directory} holds a run with {key} {there.get(key)}, not {value}"
+            return Outcome(trial, None, reason)
     return Outcome(trial, Run.of(result, trial.line.label, str(trial.directory)))
 
 
+def _must_agree(trial: Trial, key: str, value: Any, there: Config) -> bool:
+    """Does the run that is there have to have this value?"""
+    if value is None or value == "auto":
+        return False
+    if about_computing(key) and key not in trial.chosen:
+        return False
+    if key.startswith("memory.") and there.method == "knn-per" and there.knnper.store == "all":
+        return False  # it brings its own memory
+    return not of_another_method(trial.config.method, key)
+
+
 def changes(trial: Trial, run: Run, known: dict[str, str]) -> list[str]:
-    """What has changed since the run of a trial was made. What is not here, as its data may be,
-    cannot be compared. `known`: hashes of data that was read already, which is filled in."""
-    before, config = run.result.made_from, trial.config
+    """What has changed since the run of a trial was made.
+
+    What is not here, as its data may be, cannot be compared. `known` are the hashes of data that
+    was read already; they are added to.
+    """
+    before = run.result.made_from
+    config = trial.config
     if not before:
         return []
-    # any that is not one's own
+    # any that is not custom
     model = config.model.name if plugins.in_a_file(config.model.name) else "mlp"
     key = json.dumps(
         [config.benchmark, config.tasks, config.data.model_dump(), config.synthetic.model_dump()]
@@ -284,7 +289,3 @@ def changes(trial: Trial, run: Run, known: dict[str, str]) -> list[str]:
     except UserError:
         return []
     return changed(before, source_hashes(used) | {"data": known[key]}, config)
-
-
-def _brings_its_own_memory(config: Config, key: str) -> bool:
-    return key.startswith("memory.") and config.method == "knn-per" and config.knnper.store == "all"

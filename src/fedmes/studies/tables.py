@@ -1,4 +1,8 @@
-"""What each study shows in words and numbers: its tables, from the runs that are there."""
+"""The tables of the paper's studies, beside the paper's numbers.
+
+A study names functions of this module. Each takes the outcomes of a setting (a benchmark with a
+number of clients) and returns tables; what has no run is "open" in them.
+"""
 
 from __future__ import annotations
 
@@ -7,72 +11,76 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedmes.common.text import three
-from fedmes.config.benchmarks import BENCHMARKS
-from fedmes.report import curves
-from fedmes.report.collect import Run, title_of, value_text
+from fedmes.report import curves as numbers
+from fedmes.report.collect import Run, value_text
+from fedmes.report.curves import Curve
 from fedmes.report.result_table import signed
 from fedmes.report.table import Cell, Number, Table, difference
 from fedmes.report.verdict import standing
+from fedmes.results.metrics import Floats
+from fedmes.results.run_dir import Result
 from fedmes.studies import paper
-from fedmes.studies.definitions import PAPER_METHODS, RATES
+from fedmes.studies.answers import costs, questions
+from fedmes.studies.cells import (
+    NOT_PRINTED,
+    OPEN,
+    SCORES,
+    both,
+    computed_on,
+    metric,
+    open_row,
+    there,
+    title,
+)
+from fedmes.studies.definitions import PAPER_METHODS
+from fedmes.studies.learning_rates import lr
 from fedmes.studies.runs import Outcome
 
-SCORES = ("masked", "oblivious")
-OPEN, NOT_PRINTED = "open", "not printed"
-
-Settings = dict[tuple[str, int], list[Outcome]]
-
-
-def by_setting(outcomes: Sequence[Outcome]) -> Settings:
-    settings: Settings = {}
-    for outcome in outcomes:
-        settings.setdefault(outcome.trial.setting, []).append(outcome)
-    return settings
-
-
-def there(outcomes: Sequence[Outcome]) -> list[Run]:
-    return [outcome.run for outcome in outcomes if outcome.run is not None]
-
-
-def metric(run: Run | None, score: str, key: str, alone: bool = False) -> Cell:
-    """A metric of a run, or of its network alone."""
-    if run is None:
-        return OPEN
-    numbers = run.metrics_nolip if alone else run.metrics
-    return "-" if numbers is None else Number.of(numbers[score][key], len(run.config.seeds))
+__all__ = [
+    "clients",
+    "costs",
+    "curves",
+    "fusion40",
+    "heteromemory",
+    "lr",
+    "memory",
+    "questions",
+    "table1",
+    "wallclock",
+]
 
 
 def table1(outcomes: Sequence[Outcome]) -> list[Table]:
-    tables = []
+    """Accuracy and forgetting of every method beside the paper's numbers."""
+    benchmark, clients = outcomes[0].trial.setting
     heads = ["method"]
     for name in ("Acc", "FR"):
-        heads += [f"{name} paper"]
+        heads.append(f"{name} paper")
         for score in SCORES:
             heads += [f"{name} {score}", f"Δ{name} {score}"]
-    for (benchmark, clients), members in by_setting(outcomes).items():
-        rows = []
-        for outcome in members:
-            label = outcome.trial.line.label
-            votes = outcome.trial.config.method in ("fedmes", "knn-per")
-            for row_label, alone in (
-                ((f"{label}-nolip", True), (label, False)) if votes else ((label, False),)
-            ):
-                cells: list[Cell] = [row_label]
-                printed = paper.table1(benchmark, clients, row_label)
-                for key, digits in (("acc_all", 3), ("fr", 2)):
-                    theirs: Cell = printed[key].number(digits) if printed else "-"
-                    cells.append(theirs)
-                    for score in SCORES:
-                        ours = metric(outcome.run, score, key, alone)
-                        cells += [ours, difference(ours, theirs)]
-                rows.append(tuple(cells))
-        notes = _who_leads(there(members))
-        if not paper.table1(benchmark, clients, "fedmes"):
-            notes.append(_no_numbers(benchmark, clients))
-        tables.append(
-            Table(title_of(members[0].trial.config), tuple(heads), tuple(rows), tuple(notes))
-        )
-    return tables
+    rows = []
+    for outcome in outcomes:
+        label = outcome.trial.line.label
+        if outcome.trial.config.method in ("fedmes", "knn-per"):
+            rows.append(_beside_the_paper(outcome, f"{label}-nolip", alone=True))
+        rows.append(_beside_the_paper(outcome, label, alone=False))
+    notes = _who_leads(there(outcomes))
+    if not paper.table1(benchmark, clients, "fedmes"):
+        notes.append(_no_numbers(benchmark, clients))
+    return [Table(title(outcomes), heads, rows, notes)]
+
+
+def _beside_the_paper(outcome: Outcome, label: str, alone: bool) -> list[Cell]:
+    cells: list[Cell] = [label]
+    printed = paper.table1(*outcome.trial.setting, label)
+    for key, digits in (("acc_all", 3), ("fr", 2)):
+        theirs: Cell = "-"
+        if printed:
+            theirs = printed[key].number(digits)
+        cells.append(theirs)
+        for ours in both(outcome.run, key, alone):
+            cells += [ours, difference(ours, theirs)]
+    return cells
 
 
 def _no_numbers(benchmark: str, clients: int) -> str:
@@ -81,10 +89,8 @@ def _no_numbers(benchmark: str, clients: int) -> str:
 
 def _rivals(runs: Sequence[Run]) -> tuple[Run | None, list[Run]]:
     """FedMeS, and the paper's other methods."""
-    ours = [run for run in runs if run.config.method == "fedmes"]
-    return ours[0] if ours else None, [
-        run for run in runs if run.config.method in PAPER_METHODS[:-1]
-    ]
+    fedmes = next((run for run in runs if run.config.method == "fedmes"), None)
+    return fedmes, [run for run in runs if run.config.method in PAPER_METHODS[:-1]]
 
 
 def _who_leads(runs: Sequence[Run]) -> list[str]:
@@ -94,397 +100,229 @@ def _who_leads(runs: Sequence[Run]) -> list[str]:
         return []
     notes = []
     for score in SCORES:
-        said = []
-        for word, sign, of_seeds in (
-            ("accuracy", 1, curves.seed_values),
-            ("forgetting", -1, curves.seed_forgetting),
-        ):
-            own, others_have = (
-                of_seeds(fedmes.result, score),
-                [(of_seeds(run.result, score), run) for run in others],
-            )
-            known = [(values, run) for values, run in others_have if not np.isnan(values).all()]
-            if np.isnan(own).all() or not known:
-                continue
-            best, rival = max(known, key=lambda item: sign * np.nanmean(item[0]))
-            ours, theirs = (three(float(np.nanmean(values))) for values in (own, best))
-            numbers = f"({ours}; the best other is {rival.label} with {theirs})"
-            said.append(f"{standing(sign * own, sign * best, word)} {numbers}")
-        gain = curves.seed_values(fedmes.result, score) - curves.seed_values(
-            fedmes.result, score, "_nolip"
-        )
-        notes.append(
-            f"{score}: FedMeS {' and '.join(said)}; its vote adds {signed(float(np.mean(gain)))}."
-        )
+        standings = [
+            _standing(fedmes, others, score, "accuracy", 1, numbers.seed_values),
+            _standing(fedmes, others, score, "forgetting", -1, numbers.seed_forgetting),
+        ]
+        said = " and ".join(filter(None, standings))
+        with_vote = numbers.seed_values(fedmes.result, score)
+        gain = with_vote - numbers.seed_values(fedmes.result, score, "_nolip")
+        notes.append(f"{score}: FedMeS {said}; its vote adds {signed(float(np.mean(gain)))}.")
     return notes
 
 
-def after_each_task(outcomes: Sequence[Outcome]) -> list[Table]:
+def _standing(
+    fedmes: Run,
+    others: Sequence[Run],
+    score: str,
+    word: str,
+    sign: int,
+    of_seeds: Callable[[Result, str], Floats],
+) -> str:
+    """FedMeS against the best other; `sign` is -1 where low values are good."""
+    own = of_seeds(fedmes.result, score)
+    rivals = []
+    for run in others:
+        values = of_seeds(run.result, score)
+        if not np.isnan(values).all():
+            rivals.append((values, run.label))
+    if np.isnan(own).all() or not rivals:
+        return ""
+    best, label = max(rivals, key=lambda rival: sign * np.nanmean(rival[0]))
+    ours = three(float(np.nanmean(own)))
+    theirs = three(float(np.nanmean(best)))
+    outcome = standing(sign * own, sign * best, word)
+    return f"{outcome} ({ours}; the best other is {label} with {theirs})"
+
+
+def curves(outcomes: Sequence[Outcome]) -> list[Table]:
+    """Accuracy and forgetting after each task."""
+    tasks = outcomes[0].trial.config.tasks
+    heads = ["method", *(f"task {t + 1}" for t in range(tasks))]
     tables = []
-    for members in by_setting(outcomes).values():
-        tasks = members[0].trial.config.tasks
-        for score in SCORES:
-            for name, measure in (
-                ("Acc_Task", curves.accuracy_by_task),
-                ("FR_Task", curves.forgetting_by_task),
-            ):
-                rows = []
-                for outcome in members:
-                    cells: list[Cell] = [OPEN] * tasks
-                    if outcome.run is not None:
-                        curve = measure(outcome.run.result, score)
-                        spread = len(outcome.run.config.seeds) > 1
-                        pairs = zip(curve.mean, curve.std, strict=True)
-                        cells = [
-                            Number(float(mean), float(std) if spread else None)
-                            for mean, std in pairs
-                        ]
-                    rows.append((outcome.trial.line.label, *cells))
-                title = f"{name}, {score}: {title_of(members[0].trial.config)}"
-                notes = [
-                    _ahead_at(there(members), score, name),
-                    f"The paper's curves: {NOT_PRINTED}.",
-                ]
-                tables.append(
-                    Table(title, ("method", *(f"task {t + 1}" for t in range(tasks))), tuple(rows),
-                          tuple(note for note in notes if note))
-                )  # fmt: skip
+    for score in SCORES:
+        for name, measure in (
+            ("Acc_Task", numbers.accuracy_by_task),
+            ("FR_Task", numbers.forgetting_by_task),
+        ):
+            rows: list[list[Cell]] = []
+            for outcome in outcomes:
+                cells: list[Cell] = [OPEN] * tasks
+                if outcome.run is not None:
+                    curve = measure(outcome.run.result, score)
+                    several = len(outcome.run.config.seeds) > 1
+                    cells = _along(curve, several)
+                rows.append([outcome.trial.line.label, *cells])
+            notes = _ahead_at(there(outcomes), score, name)
+            notes.append(f"The paper's curves: {NOT_PRINTED}.")
+            tables.append(Table(f"{name}, {score}: {title(outcomes)}", heads, rows, notes))
     return tables
 
 
-def _ahead_at(runs: Sequence[Run], score: str, name: str) -> str:
+def _along(curve: Curve, several: bool) -> list[Cell]:
+    """A cell per value, with its spread where there are several seeds."""
+    cells: list[Cell] = []
+    for mean, std in zip(curve.mean, curve.std, strict=True):
+        cells.append(Number(float(mean), float(std) if several else None))
+    return cells
+
+
+def _ahead_at(runs: Sequence[Run], score: str, name: str) -> list[str]:
+    """After how many tasks FedMeS is ahead of the paper's other methods."""
     fedmes, others = _rivals(runs)
     if fedmes is None or not others:
-        return ""
+        return []
     if name == "Acc_Task":
-        own = curves.accuracy_by_task(fedmes.result, score).mean
-        best = np.max([curves.accuracy_by_task(run.result, score).mean for run in others], axis=0)
-        return (
-            f"FedMeS has the highest accuracy after {int((own > best).sum())} of {len(own)} tasks."
-        )
-    own = curves.forgetting_by_task(fedmes.result, score).mean[1:]
-    best = np.min([curves.forgetting_by_task(run.result, score).mean[1:] for run in others], axis=0)
-    return f"FedMeS forgets least after {int((own < best).sum())} of {len(own)} tasks."
+        own, *rest = (numbers.accuracy_by_task(run.result, score).mean for run in (fedmes, *others))
+        ahead = int((own > np.max(rest, axis=0)).sum())
+        return [f"FedMeS has the highest accuracy after {ahead} of {len(own)} tasks."]
+    own, *rest = (
+        numbers.forgetting_by_task(run.result, score).mean[1:] for run in (fedmes, *others)
+    )
+    ahead = int((own < np.min(rest, axis=0)).sum())
+    return [f"FedMeS forgets least after {ahead} of {len(own)} tasks."]
 
 
 def clients(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = (
-        "method",
-        "Acc_Client mean",
-        "lowest",
-        "highest",
-        "mean width of the range over tasks",
+    """Accuracy from client to client."""
+    heads = [
+        "method", "Acc_Client mean", "lowest", "highest", "mean width of the range over tasks",
         "best for clients",
-    )
+    ]  # fmt: skip
     tables = []
-    for members in by_setting(outcomes).values():
-        for score in SCORES:
-            ranges = {run.label: curves.client_ranges(run.result, score) for run in there(members)}
-            best = (
-                np.max([value for value, _, _ in ranges.values()], axis=0)
-                if ranges
-                else np.zeros(0)
-            )
-            rows: list[tuple[Cell, ...]] = []
-            for outcome in members:
-                label = outcome.trial.line.label
-                if label not in ranges:
-                    rows.append((label, *[OPEN] * (len(heads) - 1)))
-                    continue
-                value, low, high = ranges[label]
-                numbers = [value.mean(), value.min(), value.max(), (high - low).mean()]
-                firsts = f"{int((value == best).sum())}/{len(value)}" if len(ranges) > 1 else "-"
-                rows.append((label, *(Number(float(n)) for n in numbers), firsts))
-            title = f"{score}: {title_of(members[0].trial.config)}"
-            tables.append(
-                Table(title, heads, tuple(rows), (f"The paper's figure: {NOT_PRINTED}.",))
-            )
+    for score in SCORES:
+        ranges = {}
+        for run in there(outcomes):
+            ranges[run.label] = numbers.client_ranges(run.result, score)
+        rows: list[list[Cell]] = []
+        for outcome in outcomes:
+            label = outcome.trial.line.label
+            if label not in ranges:
+                rows.append(open_row(label, heads))
+                continue
+            value, low, high = ranges[label]
+            shown = (value.mean(), value.min(), value.max(), (high - low).mean())
+            cells = [Number(float(number)) for number in shown]
+            firsts = "-"
+            if len(ranges) > 1:
+                best = np.max([own for own, _, _ in ranges.values()], axis=0)
+                firsts = f"{int((value == best).sum())}/{len(value)}"
+            rows.append([label, *cells, firsts])
+        notes = [f"The paper's figure: {NOT_PRINTED}."]
+        tables.append(Table(f"{score}: {title(outcomes)}", heads, rows, notes))
     return tables
 
 
 def fusion40(outcomes: Sequence[Outcome]) -> list[Table]:
-    tables = []
-    for members in by_setting(outcomes).values():
-        labels = [outcome.trial.line.label for outcome in members]
-        heads = ("client", *(f"{label} {score}" for score in SCORES for label in labels))
-        columns = [
-            None if outcome.run is None else curves.client_ranges(outcome.run.result, score)[0]
-            for score in SCORES for outcome in members
-        ]  # fmt: skip
-        rows: list[tuple[Cell, ...]] = [
-            (str(k), *(OPEN if column is None else Number(float(column[k])) for column in columns))
-            for k in range(members[0].trial.config.clients)
-        ]
-        for name, key in (("all: Acc_ALL", "acc_all"), ("all: FR", "fr")):
-            rows.append(
-                (
-                    name,
-                    *(metric(outcome.run, score, key) for score in SCORES for outcome in members),
-                )
-            )
-        tables.append(
-            Table(
-                title_of(members[0].trial.config),
-                heads,
-                tuple(rows),
-                (f"The paper's figure: {NOT_PRINTED}.",),
-            )
-        )
-    return tables
+    """Accuracy of each client, and of all of them."""
+    heads = ["client"]
+    rows: list[list[Cell]] = [[str(k)] for k in range(outcomes[0].trial.config.clients)]
+    accuracy: list[Cell] = ["all: Acc_ALL"]
+    forgetting: list[Cell] = ["all: FR"]
+    for score in SCORES:
+        for outcome in outcomes:
+            heads.append(f"{outcome.trial.line.label} {score}")
+            accuracy.append(metric(outcome.run, score, "acc_all"))
+            forgetting.append(metric(outcome.run, score, "fr"))
+            column: Sequence[Cell] = [OPEN] * len(rows)
+            if outcome.run is not None:
+                values, _, _ = numbers.client_ranges(outcome.run.result, score)
+                column = [Number(float(value)) for value in values]
+            for row, cell in zip(rows, column, strict=True):
+                row.append(cell)
+    notes = [f"The paper's figure: {NOT_PRINTED}."]
+    return [Table(title(outcomes), heads, [*rows, accuracy, forgetting], notes)]
 
 
 def memory(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("samples a client", "Acc paper", "Acc masked", "ΔAcc masked", "Acc oblivious", "ΔAcc oblivious",
-             "FR masked", "FR oblivious", "most of what was met")  # fmt: skip
-    tables = []
-    for (benchmark, clients), members in by_setting(outcomes).items():
-        rows = []
-        for outcome in members:
-            size = int(np.max(outcome.trial.config.memory.size))
-            printed = paper.memory(benchmark, clients, size)
-            theirs: Cell = printed.number(2) if printed else NOT_PRINTED
-            cells: list[Cell] = [str(size), theirs]
-            for score in SCORES:
-                ours = metric(outcome.run, score, "acc_all")
-                cells += [ours, difference(ours, theirs)]
-            cells += [metric(outcome.run, score, "fr") for score in SCORES]
-            rows.append(
-                (*cells, OPEN if outcome.run is None else f"{outcome.run.result.memory_share:.0%}")
-            )
-        known = paper.memory(benchmark, clients, 30) is not None
-        note = f"Paper: {paper.MEMORY_TEXT}." if known else _no_numbers(benchmark, clients)
-        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), (note,)))
-    return tables
+    """FedMeS by the size of its memory."""
+    benchmark, clients = outcomes[0].trial.setting
+    heads = [
+        "samples a client", "Acc paper", "Acc masked", "ΔAcc masked", "Acc oblivious",
+        "ΔAcc oblivious", "FR masked", "FR oblivious", "most of what was met",
+    ]  # fmt: skip
+    rows = []
+    for outcome in outcomes:
+        size = int(np.max(outcome.trial.config.memory.size))
+        printed = paper.memory(benchmark, clients, size)
+        theirs: Cell = NOT_PRINTED
+        if printed is not None:
+            theirs = printed.number(2)
+        cells: list[Cell] = [str(size), theirs]
+        for ours in both(outcome.run, "acc_all"):
+            cells += [ours, difference(ours, theirs)]
+        share = OPEN
+        if outcome.run is not None:
+            share = f"{outcome.run.result.memory_share:.0%}"
+        rows.append([*cells, *both(outcome.run, "fr"), share])
+    note = f"Paper: {paper.MEMORY_TEXT}."
+    if paper.memory(benchmark, clients, 30) is None:
+        note = _no_numbers(benchmark, clients)
+    return [Table(title(outcomes), heads, rows, [note])]
 
 
 def heteromemory(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("configuration", "samples by client", "Acc paper", "Acc masked", "Acc oblivious", "FR masked",
-             "FR oblivious", "Acc_Task masked: lowest to highest", "Acc_Task oblivious: lowest to highest")  # fmt: skip
-    tables = []
-    for (benchmark, clients), members in by_setting(outcomes).items():
-        rows: list[tuple[Cell, ...]] = []
-        for outcome in members:
-            size = outcome.trial.config.memory.size
-            sizes = value_text(sorted(set(size))) if isinstance(size, list) else str(size)
-            cells: list[Cell] = [outcome.trial.line.label, sizes, NOT_PRINTED]
-            cells += [
-                metric(outcome.run, score, key) for key in ("acc_all", "fr") for score in SCORES
-            ]
-            for score in SCORES:
-                cells.append(OPEN if outcome.run is None else _range(outcome.run, score))
-            rows.append(tuple(cells))
-        notes = [f"The paper's plot and boxes: {NOT_PRINTED}."]
-        printed = {row: paper.table1(benchmark, clients, row) for row in PAPER_METHODS[:-1]}
-        if all(printed.values()):
-            best = max(printed, key=lambda row: printed[row]["acc_all"].mean)
-            notes.append(
-                f"The paper says that every configuration is above all baselines of its Table 1, of which {best} is "
-                f"best ({three(printed[best]['acc_all'].mean)}); ours are in the study table1."
-            )
-        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), tuple(notes)))
-    return tables
+    """FedMeS with memories of different size at different clients."""
+    heads = [
+        "configuration", "samples by client", "Acc paper", "Acc masked", "Acc oblivious",
+        "FR masked", "FR oblivious", "Acc_Task masked: lowest to highest",
+        "Acc_Task oblivious: lowest to highest",
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for outcome in outcomes:
+        size = outcome.trial.config.memory.size
+        if isinstance(size, list):
+            size = sorted(set(size))
+        metrics = [*both(outcome.run, "acc_all"), *both(outcome.run, "fr")]
+        ranges = [_range(outcome.run, score) for score in SCORES]
+        rows.append([outcome.trial.line.label, value_text(size), NOT_PRINTED, *metrics, *ranges])
+    notes = [f"The paper's plot and boxes: {NOT_PRINTED}."]
+    baselines = {}
+    for method in PAPER_METHODS[:-1]:
+        if printed := paper.table1(*outcomes[0].trial.setting, method):
+            baselines[method] = printed["acc_all"].mean
+    if baselines:
+        best = max(baselines, key=lambda method: baselines[method])
+        notes.append(
+            "The paper says that every configuration is above all baselines of its Table 1, of "
+            f"which {best} is best ({three(baselines[best])}); ours are in the study table1."
+        )
+    return [Table(title(outcomes), heads, rows, notes)]
 
 
-def _range(run: Run, score: str) -> str:
-    low, *_, high = curves.five_numbers(run.result, score)
+def _range(run: Run | None, score: str) -> str:
+    if run is None:
+        return OPEN
+    low, *_, high = numbers.five_numbers(run.result, score)
     return f"{three(low)} to {three(high)}"
 
 
 def wallclock(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = (
-        "method",
-        "computing s",
-        "communication s",
-        "together s",
-        "Acc masked",
-        "Acc oblivious",
+    """What accuracy costs in time."""
+    heads = [
+        "method", "computing s", "communication s", "together s", "Acc masked", "Acc oblivious",
         "computed on",
-    )
-    tables = []
-    for members in by_setting(outcomes).values():
-        rows: list[tuple[Cell, ...]] = []
-        totals: dict[str, float] = {}
-        for outcome in members:
-            run, label = outcome.run, outcome.trial.line.label
-            if run is None:
-                rows.append((label, *[OPEN] * (len(heads) - 1)))
-                continue
-            compute, talk = curves.wall_clock(run.result, run.rounds)
-            totals[label] = compute + talk
-            numbers = [Number(seconds, digits=1) for seconds in (compute, talk, compute + talk)]
-            accuracy = [metric(run, score, "acc_all") for score in SCORES]
-            rows.append((label, *numbers, *accuracy, computed_on(run)))
-        notes = [
-            "Computing is measured: each round as long as its slowest client (stacked engine: an equal share of the "
-            f"round). Communication is modelled: {members[0].trial.config.comm.mbps:g} Mbit/s a client, links in "
-            "parallel, down and up in sequence.",
-            f"The paper's seconds: {NOT_PRINTED}.",
-        ]
-        if {"fedmes", "fedweit"} <= totals.keys():
-            ratio = totals["fedweit"] / totals["fedmes"]
-            notes.insert(0, f"Together, FedWeIT takes {ratio:.2f} times as long as FedMeS.")
-        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), tuple(notes)))
-    return tables
-
-
-def computed_on(run: Run) -> str:
-    config = run.config
-    return f"{config.device}, {config.engine.name}, {config.engine.precision}"
-
-
-def questions(outcomes: Sequence[Outcome]) -> list[Table]:
-    heads = ("answer", "Acc masked", "FR masked", "Acc less the first's, masked", "Acc oblivious", "FR oblivious",
-             "Acc less the first's, oblivious", "network alone, masked", "network alone, oblivious",
-             "rule-2 steps")  # fmt: skip
-    tables = []
-    for members in by_setting(outcomes).values():
-        groups: dict[str, list[Outcome]] = {}
-        for outcome in members:
-            groups.setdefault(outcome.trial.line.question, []).append(outcome)
-        for question, answers in groups.items():
-            rows = []
-            for outcome in answers:
-                cells: list[Cell] = [outcome.trial.line.label]
-                for score in SCORES:
-                    cells += [metric(outcome.run, score, key) for key in ("acc_all", "fr")]
-                    cells.append(_over_first(outcome, answers[0], score))
-                cells += [metric(outcome.run, score, "acc_all", alone=True) for score in SCORES]
-                rows.append((*cells, _rule2(outcome.run)))
-            note = (
-                "Differences are taken seed by seed."
-                if len(answers[0].trial.config.seeds) > 1
-                else ""
-            )
-            title = f"{question} {title_of(members[0].trial.config)}"
-            columns = [
-                column for column in zip(heads, *rows, strict=True) if not _nobodys(column[1:])
-            ]
-            shown, *kept = zip(*columns, strict=True)
-            tables.append(Table(title, shown, tuple(kept), (note,) if note else ()))
-    return tables
-
-
-def _nobodys(cells: Sequence[Cell]) -> bool:
-    """Is this what no run of these methods has, say a vote?"""
-    return "-" in cells and all(cell in ("-", OPEN) for cell in cells)
-
-
-def _over_first(outcome: Outcome, first: Outcome, score: str) -> Cell:
-    if outcome is first:
-        return "the first"
-    if outcome.run is None or first.run is None:
-        return OPEN
-    gain = curves.seed_values(outcome.run.result, score) - curves.seed_values(
-        first.run.result, score
-    )
-    return Number(float(np.mean(gain)), float(np.std(gain)) if len(gain) > 1 else None, signed=True)
-
-
-def _rule2(run: Run | None) -> Cell:
-    """The share of steps that follow rule 2, over the tasks that have a memory to point against."""
-    if run is None:
-        return OPEN
-    shares = [share for share in run.result.by_task.get("rule2", [])[1:] if share is not None]
-    return f"{np.mean(shares):.1%}" if shares else "-"
-
-
-def beyond(outcomes: Sequence[Outcome]) -> list[Table]:
-    return [*questions(outcomes), *costs(outcomes)]
-
-
-def costs(outcomes: Sequence[Outcome]) -> list[Table]:
-    """What the methods of the first question take."""
-    heads = (
-        "method",
-        "training s",
-        "of fedmes's",
-        "MB up",
-        "MB down",
-        "stored samples",
-        "computed on",
-    )
-    tables = []
-    for members in by_setting(outcomes).values():
-        first = [
-            outcome
-            for outcome in members
-            if outcome.trial.line.question == members[0].trial.line.question
-        ]
-        fedmes = next(
-            (run.result.seconds["train"] for run in there(first) if run.config.method == "fedmes"),
-            None,
-        )
-        rows: list[tuple[Cell, ...]] = []
-        for outcome in first:
-            run, label = outcome.run, outcome.trial.line.label
-            if run is None:
-                rows.append((label, *[OPEN] * (len(heads) - 1)))
-                continue
-            seconds, sent = run.result.seconds["train"], run.result.communication
-            ratio = OPEN if fedmes is None else Number(seconds / fedmes, digits=2)
-            traffic = [Number(sent[way] / 1e6, digits=1) for way in ("up_bytes", "down_bytes")]
-            rows.append(
-                (label, Number(seconds, digits=1), ratio, *traffic, _stored(run), computed_on(run))
-            )
-        tables.append(
-            Table(f"What it takes. {title_of(members[0].trial.config)}", heads, tuple(rows), ())
-        )
-    return tables
-
-
-def _stored(run: Run) -> str:
-    if run.config.method == "joint":
-        return "all"
-    if run.result.memory_share == 0:
-        return "none"
-    return value_text(run.config.memory.size)
-
-
-def rate_score(run: Run) -> float:
-    """What learning rates are chosen by: Acc_ALL, the mean of both scores, so that neither is
-    favoured."""
-    return float(np.mean([run.metrics[score]["acc_all"]["mean"] for score in SCORES]))
-
-
-def chosen_rates(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
-    """By benchmark and method, where the whole grid is there: the rate with the best score, of
-    equals the smaller."""
-    found: dict[str, dict[str, float]] = {}
-    for (benchmark, _), members in by_setting(outcomes).items():
-        for method in dict.fromkeys(outcome.trial.config.method for outcome in members):
-            grid = [outcome for outcome in members if outcome.trial.config.method == method]
-            runs = there(grid)
-            if len(runs) == len(grid) == len(RATES):
-                best = max(runs, key=lambda run: (rate_score(run), -run.config.optim.lr))
-                found.setdefault(benchmark, {})[method] = best.config.optim.lr
-    return found
-
-
-def lr(outcomes: Sequence[Outcome]) -> list[Table]:
-    tables = []
-    chosen = chosen_rates(outcomes)
-    for (benchmark, _), members in by_setting(outcomes).items():
-        rows: list[tuple[Cell, ...]] = []
-        for method in dict.fromkeys(outcome.trial.config.method for outcome in members):
-            grid = {
-                o.trial.config.optim.lr: o.run for o in members if o.trial.config.method == method
-            }
-            runs = [grid.get(rate) for rate in RATES]
-            scores = [OPEN if run is None else Number(rate_score(run)) for run in runs]
-            best = chosen.get(benchmark, {}).get(method)
-            rows.append((method, *scores, OPEN if best is None else f"{best:g}"))
-        default = BENCHMARKS[benchmark].defaults.get("optim", {}).get("lr", 1e-3)
-        notes = (
-            "The score is the mean of the oblivious and the masked Acc_ALL; of equal ones the smaller rate is taken.",
-            f"Without a choice a method has the benchmark's rate, {default:g}.",
-        )
-        heads = ("method", *(f"rate {rate:g}" for rate in RATES), "chosen")
-        tables.append(Table(title_of(members[0].trial.config), heads, tuple(rows), notes))
-    return tables
-
-
-TABLES: dict[str, Callable[[Sequence[Outcome]], list[Table]]] = {
-    "table1": table1, "table1-block": table1, "curves": after_each_task, "clients": clients, "fusion40": fusion40,
-    "memory": memory, "heteromemory": heteromemory, "wallclock": wallclock, "questions": questions, "beyond": beyond,
-    "beyond-memory": questions, "parts": questions, "lr": lr,
-}  # fmt: skip
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    totals: dict[str, float] = {}
+    for outcome in outcomes:
+        run = outcome.run
+        label = outcome.trial.line.label
+        if run is None:
+            rows.append(open_row(label, heads))
+            continue
+        compute, talk = numbers.wall_clock(run.result, run.rounds)
+        totals[label] = compute + talk
+        seconds = [Number(each, digits=1) for each in (compute, talk, compute + talk)]
+        rows.append([label, *seconds, *both(run, "acc_all"), computed_on(run)])
+    notes = [
+        "Computing is measured: each round as long as its slowest client (stacked engine: an equal "
+        "share of the round). Communication is modelled: "
+        f"{outcomes[0].trial.config.comm.mbps:g} Mbit/s a client, links in parallel, down and up "
+        "in sequence.",
+        f"The paper's seconds: {NOT_PRINTED}.",
+    ]
+    if {"fedmes", "fedweit"} <= totals.keys():
+        ratio = totals["fedweit"] / totals["fedmes"]
+        notes.insert(0, f"Together, FedWeIT takes {ratio:.2f} times as long as FedMeS.")
+    return [Table(title(outcomes), heads, rows, notes)]

@@ -193,7 +193,7 @@
       });
       const note = one
         ? "In its own order; name is the task's number in the whole benchmark or data set."
-        : "Every seed deals the tasks anew.";
+        : "Every seed partitions the tasks again.";
       return region("Its tasks", note, scroll("Tasks of this client", headed(heads, rows)));
     }
     function matrix(entry, k) {
@@ -226,10 +226,9 @@
         dense ? "task" : "learned",
         ...Array.from({ length: group.tasks }, (_, i) => (dense ? String(i + 1) : `task ${i + 1}`)),
       ];
-      const told = score() === "masked" ? "the task id given" : "no task id";
       return region(
         "Its accuracy on each task",
-        `After each task learned, with ${told}. Read a column downwards to see a task being forgotten.`,
+        `After each task learned, ${data.scores[score()]}. Read a column downwards to see a task being forgotten.`,
         scroll("Accuracy matrix", headed(heads, rows, dense ? "heat dense" : "heat")),
       );
     }
