@@ -43,6 +43,35 @@ class Model(Section):
         "dropout rate after every block. `resnet18`: before the head only; `vit`: after each "
         "attention and MLP.",
     )
+    weights: str | None = option(
+        None,
+        "weights of a pretrained network. `pretrained`: the published ones; a file (.pth, "
+        ".safetensors); `none`: random ones, to see what the published ones bring.",
+        unset="`pretrained`",
+    )
+    train: str | None = option(
+        None,
+        "what is trained of a pretrained network. `head`; `adapters`: low-rank layers beside "
+        "frozen ones; `last:N`: its last N stages; `all`. Normalisation layers stay as they are.",
+        unset="`head`",
+    )
+    rank: Positive | None = option(None, "rank of adapters.", unset="`8`")
+    size: Positive | None = option(
+        None, "pixels per side at which a pretrained network sees images.", unset="`224`"
+    )
+    cache: Literal["auto", "off"] = option(
+        "auto",
+        "whether outputs of the frozen front of a network are kept. `auto`: they are computed once "
+        "per image and kept on disk; `off`: in every step, so that a method may move images.",
+        role="engine",
+    )
+
+    @field_validator("train")
+    @classmethod
+    def _train(cls, value: str | None) -> str | None:
+        if value is None or re.fullmatch(r"head|adapters|last:[1-9]\d*|all", value):
+            return value
+        raise ValueError("must be head, adapters, last:N or all")
 
 
 class Memory(Section):

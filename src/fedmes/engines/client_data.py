@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
@@ -47,9 +49,18 @@ class Samples:
     """The data set on the device, as stored; rows are normalised when they are taken, but for whole
     numbers such as token ids."""
 
-    def __init__(self, dataset: Dataset, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        device: torch.device,
+        dtype: torch.dtype,
+        features: NDArray[Any] | None = None,
+    ) -> None:
+        """`features`: what a frozen front made of the samples, in their place; [N, ...]."""
+        x = dataset.x if features is None else features
         # torch takes no other arrays
-        self.x = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)
+        self.x = torch.from_numpy(np.require(x, requirements="W")).to(device)
+        self.are_features = features is not None
         self.y = torch.from_numpy(dataset.y).to(device)
         self.source: Tensor | None = None
         if dataset.source is not None:
@@ -65,7 +76,7 @@ class Samples:
         def table(values: object) -> Tensor:
             return torch.tensor(values, dtype=self.dtype, device=self.device)
 
-        if normalisation is None:  # float data is taken as it is
+        if normalisation is None or self.are_features:  # floats are taken as they are
             return table(((0.0,),)), table(((1.0,),))
         return 255 * table(normalisation.mean), 255 * table(normalisation.std)
 
@@ -85,7 +96,7 @@ class Samples:
         """Rows [...] as stored, but images with channels first: moving axes costs least while
         pixels are bytes."""
         x = self.x[rows]
-        if self.x.ndim == 4:
+        if self.x.ndim == 4 and not self.are_features:
             return x.movedim(-1, -3).contiguous()
         return x
 

@@ -19,7 +19,7 @@ from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
-from fedmes.models.networks import MODELS
+from fedmes.models import networks
 
 # None: there is no source, as of a class typed into an interpreter
 Hashes = dict[str, str | None]
@@ -34,8 +34,12 @@ def made_from(config: Config, used: Mapping[str, Callable[..., Any]], dataset: D
 def source_hashes(used: Mapping[str, Callable[..., Any]]) -> Hashes:
     """Of custom methods and models; built-in ones have none."""
     found: Hashes = {}
-    for kind, builtin in (("method", METHODS), ("model", MODELS)):
-        if used[kind] not in builtin.values():
+    custom = {
+        "method": used["method"] not in METHODS.values(),
+        "model": networks.is_custom(used["model"]),
+    }
+    for kind in ("method", "model"):
+        if custom[kind]:
             text = plugins.source(used[kind])
             found[kind] = None
             if text is not None:

@@ -5,24 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedmes.common import limits, plugins
+from fedmes.common.keyed_random import Ints
 from fedmes.config.options import Config
 from fedmes.config.resolved import ResolvedConfig
-from fedmes.data.dataset import Normalisation
+from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.engines import capacity
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.experiment import rehearsal
+from fedmes.experiment.features import few_rows, few_samples, for_network, front_features
 from fedmes.experiment.made_from import Hashes, made_from
 from fedmes.experiment.resolve import DataFacts, Make, makers, model_name, resolve
 from fedmes.methods import METHODS
@@ -64,9 +65,9 @@ def prepare(
         given["method"] = plugins.resolve("method", config.method, METHODS)
     source = open_source(config)
     streams = open_streams(config, source)
-    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
     given = makers(config, given, model_name(config, source.dataset.shape))
-    facts = _facts(source, streams, samples)
+    source = replace(source, dataset=for_network(source.dataset, given["model"]))
+    facts, samples = _facts(config, source, streams, given["model"])
     resolved, method, initial = resolve(config, facts, given)
     federations = _federations(resolved, method, source, streams, initial)
     _rehearse(given, method, federations[0], source)
@@ -84,20 +85,35 @@ def prepare(
     return Prepared(resolved, source, federations, method, samples, others, hashes)
 
 
-def _facts(source: Source, streams: Sequence[Stream], samples: Samples) -> DataFacts:
+def _facts(
+    config: Config, source: Source, streams: Sequence[Stream], make_model: Make
+) -> tuple[DataFacts, Samples]:
     stream = streams[0]
     largest = [0] * len(stream.clients)
     for each in streams:
         for k, client in enumerate(each.clients):
             largest[k] = max(largest[k], sum(len(task.train) for task in client.tasks))
-    return DataFacts(
+    rows = few_rows(stream)
+    facts = DataFacts(
         clients=len(stream.clients),
         tasks=stream.tasks,
         shape=source.dataset.shape,
         classes=(*source.earlier, len(source.dataset.class_names)),
-        few=_few(samples, source.normalisation(stream), stream),
+        few=few_samples(source.dataset, source.normalisation(stream), rows),
         samples=largest,
     )
+    return _with_samples(config, facts, source.dataset, make_model, rows)
+
+
+def _with_samples(
+    config: Config, facts: DataFacts, dataset: Dataset, make_model: Make, rows: Ints
+) -> tuple[DataFacts, Samples]:
+    """The samples on the device, or what a frozen front makes of them in their place."""
+    features = front_features(config, facts, make_model, dataset)
+    if features is not None:
+        few = torch.from_numpy(np.array(features[rows])).float()
+        facts = replace(facts, few_features=few)
+    return facts, Samples(dataset, pick_device(config.device), dtype_of(config), features)
 
 
 def _federations(
@@ -136,11 +152,15 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     normalisation = None
     if agreed.mean:
         normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),))
-    samples = Samples(source.dataset, pick_device(config.device), dtype_of(config))
+    dataset = for_network(source.dataset, given["model"])
+    if dataset.statistics is not None:
+        normalisation = dataset.statistics
     streams = [source.stream(seed) for seed in config.seeds]
-    few = _few(samples, normalisation, streams[0])
+    rows = few_rows(streams[0])
+    few = few_samples(dataset, normalisation, rows)
     classes = (len(agreed.classes),)
-    facts = DataFacts(config.clients, config.tasks, source.dataset.shape, classes, few)
+    facts = DataFacts(config.clients, config.tasks, dataset.shape, classes, few)
+    facts, samples = _with_samples(config, facts, dataset, given["model"], rows)
     resolved, method, initial = resolve(config, facts, given)
     size = 0
     if method.store != "none":
@@ -166,7 +186,7 @@ def _rehearse(
     owners = []
     if makers["method"] not in METHODS.values():
         owners.append(rehearsal.own_method(type(method)))
-    if makers["model"] not in networks.MODELS.values():
+    if networks.is_custom(makers["model"]):
         owners.append(rehearsal.own_model(type(method.net.parts.module)))
     if owners:
         rehearsal.rehearse(method, makers["method"], owners, federation, source.dataset)
@@ -241,10 +261,3 @@ def _work(config: ResolvedConfig, method: Method) -> Work:
         epoch_over=method.epoch_over,
         broken=config.faults.nan,
     )
-
-
-def _few(samples: Samples, normalisation: Normalisation | None, stream: Stream) -> Tensor:
-    """Three samples as a network in training gets them, on the CPU and in its initial precision."""
-    rows = np.resize(stream.clients[0].tasks[0].train, 3)
-    x = samples.take(torch.from_numpy(rows).to(samples.device), samples.scale(normalisation)).cpu()
-    return x.float() if x.is_floating_point() else x

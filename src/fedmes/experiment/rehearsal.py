@@ -114,7 +114,7 @@ def rehearse(
     samples = Samples(few, cpu, dtype)
 
     def actor() -> Method:
-        return make(copy.deepcopy(method.net).to(cpu, dtype), config)
+        return make(copy.deepcopy(method.net).with_front().to(cpu, dtype), config)
 
     with _undrawn(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

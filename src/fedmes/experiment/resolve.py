@@ -36,6 +36,7 @@ class DataFacts:
     shape: tuple[int, ...]  # of a sample
     classes: tuple[int, ...]  # their number, each time that some were added
     few: Tensor | None = None  # a few samples, to try the network with
+    few_features: Tensor | None = None  # what its frozen front makes of them, if that is kept
     # training samples of each client in all its tasks; None: not known
     samples: list[int] | None = None
 
@@ -49,9 +50,11 @@ def resolve(
     device = pick_device(config.device)
     name = model_name(config, facts.shape)
     make_method, make_model = makers(config, given, name).values()
-    nets = [_net(config, make_model, name, facts, seed) for seed in config.seeds]
+    nets = [build_net(config, make_model, name, facts, seed) for seed in config.seeds]
     if len({net.frozen_sha256 for net in nets}) > 1:
         raise UserError(f"model {name}: frozen parameters must be the same for every seed")
+    if facts.few_features is not None:
+        nets[0].without_front(facts.few_features)
     decided = {
         "clients": facts.clients,
         "tasks": facts.tasks,
@@ -81,7 +84,7 @@ def makers(
         found["method"] = plugins.resolve("method", config.method, METHODS)
     if "model" not in found:
         name = model or config.model.name
-        found["model"] = plugins.resolve("model", name, networks.MODELS)
+        found["model"] = networks.maker(name)
     return {"method": found["method"], "model": found["model"]}
 
 
@@ -176,12 +179,12 @@ def _warn_of_unused(config: Config, method: Method) -> None:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _net(config: Config, make: Make, name: str, facts: DataFacts, seed: int) -> Net:
+def build_net(config: Config, make: Make, name: str, facts: DataFacts, seed: int) -> Net:
     """A network for the final number of classes. Where classes were added, the weights of earlier
     ones stay what they were."""
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
-    custom = None if make in networks.MODELS.values() else rehearsal.own_model(make)
+    custom = rehearsal.own_model(make) if networks.is_custom(make) else None
     nets: list[Net] = []
     for count in dict.fromkeys(facts.classes):
         with blaming(custom):

@@ -71,9 +71,12 @@ class _Parts(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.has_front = isinstance(getattr(module, "front", None), nn.Module)
 
     def forward(self, x: Tensor, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
         module: Any = self.module
+        if self.has_front:
+            x = module.front(x)
         embed = getattr(module, "embed", None)
         if parts == ("logits",):
             return (module.head(module.features(x)),)
@@ -140,6 +143,23 @@ class Net:
         """Move frozen parameters and buffers; trained parameters are always passed in."""
         self.parts.to(device, compute or dtype)
         self.compute = compute
+        return self
+
+    @property
+    def front(self) -> nn.Module | None:
+        """What comes before `features` and is never trained, if the module names such a part."""
+        module: Any = self.parts.module
+        return module.front if self.parts.has_front else None
+
+    def without_front(self, samples: Tensor) -> Net:
+        """The same network for samples that have passed the front already."""
+        self.parts.has_front = False
+        self.samples = samples
+        return self
+
+    def with_front(self) -> Net:
+        """The same network for samples as they are."""
+        self.parts.has_front = isinstance(getattr(self.parts.module, "front", None), nn.Module)
         return self
 
     @property

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedmes.common import limits
+from fedmes.common import limits, plugins
 from fedmes.errors import UserError
+from fedmes.models import timm_networks
+from fedmes.models.pretrained import Lite0
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -298,7 +300,20 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn6": CNN6,
     "resnet18": ResNet18,
     "vit": ViT,
+    "lite0": Lite0,
 }
+
+
+def maker(name: str) -> Callable[..., nn.Module]:
+    """What makes the network of this name: a built-in one, one of timm, or a custom one."""
+    if name.startswith(timm_networks.PREFIX):
+        return timm_networks.maker(name)
+    return plugins.resolve("model", name, MODELS)
+
+
+def is_custom(make: Callable[..., nn.Module]) -> bool:
+    """Is it the user's own code?"""
+    return make not in MODELS.values() and not hasattr(make, "timm_name")
 
 
 def options(config: Config) -> dict[str, Any]:
@@ -308,6 +323,10 @@ def options(config: Config) -> dict[str, Any]:
         "width": model.width,
         "stem": model.stem,
         "dropout": model.dropout or None,
+        "weights": model.weights,
+        "train": model.train,
+        "rank": model.rank,
+        "size": model.size,
     }
     if config.knn.features != "fc":
         given["features"] = config.knn.features
@@ -326,7 +345,8 @@ def build(
     """A network with initial weights that depend on the seed alone. Lazy layers take their sizes
     from the samples."""
     if factory in MODELS.values():
-        _check_size(_call, name, factory, shape, classes, options)
+        unread = {"weights": "none"} if factory is Lite0 else {}
+        _check_size(_call, name, factory, shape, classes, options | unread)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made: Any = _call(name, factory, shape, classes, options)

@@ -21,7 +21,7 @@ from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.methods.base import Batch, ClientContext, Method
-from fedmes.models import networks
+from fedmes.models import networks, timm_networks
 from fedmes.models.functional import Net
 from fedmes.prediction import inputs
 from fedmes.prediction.inputs import Item
@@ -261,6 +261,8 @@ def load_client(
     directory = Path(directory)
     stored = client_dir.read_client(directory)
     config = stored.config
+    if model is None and config.model.name.startswith(timm_networks.PREFIX):
+        model = timm_networks.maker(config.model.name)
     make_model = _resolve("model", config.model.name, model, networks.MODELS, directory)
     make_method = _resolve("method", config.method, method, METHODS, directory)
     built_in = model is None and config.model.name in networks.MODELS

@@ -93,7 +93,7 @@ class Batches:
 
     def _of(self, rows: Tensor, table: Tensor) -> Tensor:
         """Each row's entry of [seed, source, channel], to broadcast against samples."""
-        if self.data.source is None:
+        if self.data.source is None or table.shape[1] == 1:
             entries = table[:, None]
         else:
             seed = torch.arange(len(table), device=table.device)[:, None, None]

@@ -1,0 +1,64 @@
+"""Samples as a network with a frozen front meets them: plain pixels, or what the front makes of
+them, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmes.config.options import Config
+from fedmes.data.catalog import data_root
+from fedmes.data.dataset import Dataset, Normalisation
+from fedmes.engines.client_data import Samples
+from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.experiment.resolve import DataFacts, build_net, model_name
+from fedmes.models.features import front_outputs
+from fedmes.scenario.stream import Stream
+
+FEW = 3  # samples to try a network with
+
+
+def for_network(dataset: Dataset, make_model: Callable[..., Any]) -> Dataset:
+    """Pixels between 0 and 1, if the network knows its own mean and standard deviation."""
+    if not getattr(make_model, "plain_pixels", False) or dataset.x.dtype != np.uint8:
+        return dataset
+    channels = dataset.shape[0]
+    plain = Normalisation(((0.0,) * channels,), ((1.0,) * channels,))
+    return replace(dataset, statistics=plain)
+
+
+def few_rows(stream: Stream) -> NDArray[np.int64]:
+    return np.resize(stream.clients[0].tasks[0].train, FEW)
+
+
+def few_samples(
+    dataset: Dataset, normalisation: Normalisation | None, rows: NDArray[np.int64]
+) -> Tensor:
+    """Samples as a network in training gets them, on the CPU and in single precision."""
+    source = None if dataset.source is None else dataset.source[rows]
+    picked = replace(dataset, x=dataset.x[rows], y=dataset.y[rows], source=source)
+    samples = Samples(picked, torch.device("cpu"), torch.float32)
+    return samples.take(torch.arange(FEW), samples.scale(normalisation))
+
+
+def front_features(
+    config: Config, facts: DataFacts, make_model: Callable[..., Any], dataset: Dataset
+) -> NDArray[Any] | None:
+    """What the frozen front of the network makes of every sample; None, if the network has no such
+    front, or if it runs in every step (`model.cache=off`)."""
+    if config.model.cache == "off" or not getattr(make_model, "plain_pixels", False):
+        return None
+    net = build_net(config, make_model, model_name(config, facts.shape), facts, config.seeds[0])
+    front = net.front
+    if front is None or not list(front.parameters()):
+        return None
+    dtype = torch.bfloat16 if config.engine.precision == "bf16" else dtype_of(config)
+    front.to(pick_device(config.device), dtype)
+    weights = net.frozen_sha256 or ""
+    return front_outputs(front, dataset.x, weights, data_root() / "features", dtype)

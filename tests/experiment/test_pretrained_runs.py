@@ -1,0 +1,137 @@
+"""Runs with a pretrained network: frozen parts are nobody's state, features are computed once."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedmes
+from fedmes import config
+from fedmes.engines.loop import LoopEngine
+from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.experiment.prepare import prepare
+from fedmes.models.pretrained import Body, Pretrained
+from fedmes.prediction.client import load_client
+
+TINY = {
+    "benchmark": "synthetic", "data.image_size": 8, "synthetic.channels": 3, "clients": 2,
+    "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "memory": 9, "synthetic.train": 20,
+    "synthetic.test": 4, "stream.frac": 10, "engine.precision": "float64", "device": "cpu",
+    "optim.name": "sgd", "optim.lr": 0.1, "engine.compile": False, "seeds": [3, 4],
+}  # fmt: skip
+HEAD = {"head.weight", "head.bias"}
+WIDTH = 6
+
+
+class Small(Pretrained):
+    """Two stages, the first of them with batch normalisation, and a head."""
+
+    def __init__(self, shape, classes, train="head", rank=8):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            first = nn.Sequential(
+                nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten()
+            )
+            first[1].running_mean += torch.arange(4) / 10
+            second = nn.Sequential(nn.Linear(4 * 4 * 4, WIDTH), nn.Tanh())
+        body = Body([first, second], WIDTH, size=10, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
+        super().__init__(body, shape, classes, train, rank)
+
+
+@pytest.fixture(autouse=True)
+def features_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
+    return tmp_path / "features"
+
+
+def scores(engine, **options):
+    made = prepare(config.load(None, TINY | {"engine.name": engine} | options), {"model": Small})
+    parts = made.method, made.federations, made.samples
+    run = LoopEngine(*parts) if engine == "loop" else StackedEngine(*parts, 99, False)
+    for g in range(2):
+        run.round(g)
+    return run, [score.accuracy for score in run.evaluate(1)]
+
+
+def clients(run):
+    if isinstance(run, LoopEngine):
+        return [state for row in run.clients for state in row]
+    count = run.state["w.head.weight"].shape[1]
+    places = [(s, k) for s in range(2) for k in range(count)]
+    return [{name: t[place] for name, t in run.state.items()} for place in places]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmes", "fedmes-plus", "ditto"])
+def test_engines_agree_with_and_without_the_cache(method, features_folder):
+    runs = {
+        (engine, cache): scores(engine, **{"method": method, "model.cache": cache})
+        for engine in ("loop", "stacked")
+        for cache in ("auto", "off")
+        if method != "fedmes-plus" or cache == "auto"  # without it, images are moved
+    }
+    base, accuracy = runs["loop", "auto"]
+    for run, other in runs.values():
+        assert str(other) == str(accuracy)
+        for mine, theirs in zip(clients(base), clients(run), strict=True):
+            assert mine.keys() == theirs.keys()
+            for name, value in mine.items():
+                torch.testing.assert_close(theirs[name], value, rtol=1e-7, atol=1e-9)
+    assert len(list(features_folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("train", ["adapters", "last:1"])
+def test_engines_agree_where_more_than_the_head_is_trained(train):
+    loop, accuracy = scores("loop", **{"method": "fedmes", "model.train": train, "model.rank": 1})
+    stacked, other = scores(
+        "stacked", **{"method": "fedmes", "model.train": train, "model.rank": 1}
+    )
+    assert str(other) == str(accuracy)
+    for mine, theirs in zip(clients(loop), clients(stacked), strict=True):
+        for name, value in mine.items():
+            torch.testing.assert_close(theirs[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_only_what_is_trained_is_kept_and_sent(tmp_path):
+    options = TINY | {"method": "fedmes", "out": tmp_path / "run", "output.models": "all"}
+    result = fedmes.run(model=Small, **options)
+    assert result.parameters == WIDTH * 10 + 10
+    saved = list((tmp_path / "run").glob("seed*/**/*.safetensors"))
+    assert len(saved) == 2 * (2 + 2)
+    for path in saved:
+        assert load_file(path).keys() == HEAD
+    for path in (tmp_path / "run/checkpoint").rglob("*.safetensors"):
+        assert not any("front" in name for name in load_file(path))
+    about = json.loads((tmp_path / "run/seed3/client0/client.json").read_text())
+    assert len(about["frozen_sha256"]) == 64
+    rows = (tmp_path / "run/rounds.csv").read_text().splitlines()
+    up = rows[0].split(",").index("up_bytes")
+    assert {float(row.split(",")[up]) for row in rows[1:]} == {8 * (WIDTH * 10 + 10)}
+
+
+def test_a_client_predicts_images_as_it_was_scored(tmp_path):
+    """From images, through the whole network, what training saw as features."""
+    fedmes.run(model=Small, **TINY | {"method": "fedmes", "out": tmp_path / "run"})
+    client = load_client(tmp_path / "run/seed3/client0", model=Small)
+    stored = np.load(tmp_path / "run/seed3/client0/memory.npz")
+    assert stored["x"].dtype == np.uint8
+    assert stored["x"].shape[1:] == (8, 8, 3)
+    found = client.predict(stored["x"])
+    assert [len(prediction.neighbours) for prediction in found] == [8] * len(stored["y"])
+    assert all(prediction.neighbours[0].distance < 1e-4 for prediction in found)
+
+
+def test_a_stopped_run_resumes_on_the_same_features(tmp_path):
+    options = TINY | {"method": "fedmes", "checkpoint.every": "round"}
+    whole = fedmes.run(model=Small, **options, out=tmp_path / "whole")
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedmes.run(model=Small, **options, out=tmp_path / "part", on_progress=stop)
+    resumed = fedmes.run(model=Small, **options, out=tmp_path / "part", resume=True)
+    for name, values in whole.accuracy.items():
+        assert np.array_equal(values, resumed.accuracy[name], equal_nan=True)

@@ -1,0 +1,90 @@
+"""Networks of timm, with random weights: nothing is downloaded."""
+
+import pytest
+import torch
+
+from fedmes.errors import UserError
+from fedmes.models.efficientnet_lite import EfficientNetLite0
+from fedmes.models.functional import Net
+from fedmes.models.timm_networks import maker
+
+
+@pytest.fixture(autouse=True, scope="module")
+def timm():
+    """torchvision's wheels need a torch with CUDA to load their operators; timm needs none of them,
+    but torchvision cannot be imported where they are not even declared."""
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    yield pytest.importorskip("timm")
+    del library
+
+
+def trained(module):
+    return {name for name, p in module.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
+def test_a_frozen_network_with_a_new_head(name):
+    module = maker(f"timm:{name}")((3, 8, 8), 5, weights="none", size=32)
+    assert trained(module) == {"head.weight", "head.bias"}
+    x = torch.rand(3, 3, 8, 8)
+    net = Net(module, (3, 8, 8), 5, x)
+    assert net.logits(net.initial, x).shape == (3, 5)
+    assert net.stackable()
+
+
+def test_mean_and_size_are_the_networks_own(timm):
+    module = maker("timm:resnet18")((1, 8, 8), 5, weights="none")
+    about = timm.get_pretrained_cfg("resnet18")
+    assert module.front[0].size == about.input_size[-1] == 224
+    assert module.front[0].mean.flatten().tolist() == pytest.approx(about.mean)
+    assert module.front[0].std.flatten().tolist() == pytest.approx(about.std)
+
+
+def test_the_last_stages():
+    make = maker("timm:resnet18")
+    names = trained(make((3, 8, 8), 5, weights="none", train="last:2", size=32))
+    stages = ("rest.0.network.layer4.0.", "rest.0.network.layer4.1.")
+    assert {name for name in names if not name.startswith(stages)} == {"head.weight", "head.bias"}
+    assert not any(".bn" in name for name in names)
+    with pytest.raises(UserError, match="last:99, but timm:resnet18 has 9 stages"):
+        make((3, 8, 8), 5, weights="none", train="last:99", size=32)
+
+
+def test_adapters_in_a_transformer():
+    make = maker("timm:vit_tiny_patch16_224")
+    module = make((3, 8, 8), 5, weights="none", train="adapters", rank=2, size=32)
+    names = trained(module) - {"head.weight", "head.bias"}
+    assert len(names) == 2 * (1 + 4 * 12)  # patches; qkv, proj, fc1, fc2 of twelve blocks
+
+
+def test_the_same_lite0(timm, tmp_path):
+    """Ours and timm's compute the same with the same weights."""
+    torch.manual_seed(0)
+    ours = EfficientNetLite0().eval()
+    theirs = timm.create_model("tf_efficientnet_lite0", num_classes=0).eval()
+    ours.load(theirs.state_dict())
+    x = torch.randn(2, 3, 65, 48)
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_an_unknown_name_has_a_nearest_one():
+    with pytest.raises(UserError, match="timm:resnet18"):
+        maker("timm:resnet81")
+
+
+def test_weights_of_another_network(timm, tmp_path):
+    torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "resnet18.pth")
+    file = str(tmp_path / "resnet18.pth")
+    maker("timm:resnet18")((3, 8, 8), 5, weights=file)
+    with pytest.raises(UserError, match=r"resnet18.pth is of another network: .* is missing"):
+        maker("timm:resnet34")((3, 8, 8), 5, weights=file)
+    with pytest.raises(UserError, match="has shape"):
+        maker("timm:wide_resnet50_2")((3, 8, 8), 5, weights=_resnet50(timm, tmp_path))
+
+
+def _resnet50(timm, folder):
+    torch.save(timm.create_model("resnet50").state_dict(), folder / "resnet50.pth")
+    return str(folder / "resnet50.pth")
