@@ -15,15 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedmes.common import keyed_random, plugins
+from fedmes.common import keyed_random
 from fedmes.data.dataset import Dataset
 from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError
-from fedmes.methods import METHODS
 from fedmes.methods.base import Batch, ClientContext, Method
-from fedmes.models import networks, timm_networks
+from fedmes.models import networks
 from fedmes.models.functional import Net
-from fedmes.prediction import inputs
+from fedmes.prediction import inputs, makers
 from fedmes.prediction.inputs import Item
 from fedmes.results import client_dir
 from fedmes.tensors import Tensors, put
@@ -261,10 +260,8 @@ def load_client(
     directory = Path(directory)
     stored = client_dir.read_client(directory)
     config = stored.config
-    if model is None and config.model.name.startswith(timm_networks.PREFIX):
-        model = timm_networks.maker(config.model.name)
-    make_model = _resolve("model", config.model.name, model, networks.MODELS, directory)
-    make_method = _resolve("method", config.method, method, METHODS, directory)
+    make_model = makers.model(config.model.name, model, directory)
+    make_method = makers.method(config.method, method, directory)
     built_in = model is None and config.model.name in networks.MODELS
     try:
         net = _network(make_model, stored, check_first=built_in)
@@ -320,26 +317,6 @@ def _network(
             f"(SHA-256 {about.frozen_sha256}, here {net.frozen_sha256})"
         )
     return net
-
-
-def _resolve(
-    kind: str, name: str, given: Any, builtin: dict[str, Any], directory: Path
-) -> Callable[..., Any]:
-    if callable(given):
-        return given
-    if given is not None:
-        return plugins.resolve(kind, given, builtin)
-    if name in builtin or name in plugins.installed(kind):
-        return plugins.resolve(kind, name, builtin)
-    if ".py:" not in name:
-        raise UserError(
-            f"{directory}: its {kind} '{name}' is from a package that is not installed here"
-        )
-    raise UserError(
-        f"{directory}: its {kind} is your own, {name}; "
-        f"say where it is now with --{kind} PATH.py:{name.rpartition(':')[2]} "
-        f"(in Python: {kind}=...), which imports it"
-    )
 
 
 def _compare(params: Tensors, stored: client_dir.Stored) -> None:
