@@ -59,10 +59,11 @@ class Model(Section):
     size: Positive | None = option(
         None, "pixels per side at which a pretrained network sees images.", unset="`224`"
     )
-    cache: Literal["auto", "off"] = option(
-        "auto",
+    cache: Literal["auto", "off"] | None = option(
+        None,
         "whether outputs of the frozen front of a network are kept. `auto`: they are computed once "
         "per image and kept on disk; `off`: in every step, so that a method may move images.",
+        unset="`auto`",
         role="engine",
     )
 
