@@ -59,7 +59,8 @@ def test_lanes_compile_apart_and_as_they_will_run(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 1, "model.width": 6})
+        options = {"clients": 2, "memory": [0, 20], "tasks": 1, "model.width": 6}
+        prepared = prepared_with(options | {"device": "cpu"})
         loop, stacked = engines(prepared, compiled=True)
         loop.round(0), stacked.round(0)
     finally:
