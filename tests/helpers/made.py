@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 
-from fedmes import config
+from fedmes import __version__, config
 from fedmes.results import run_dir
 from fedmes.results.run_dir import Result
 
-VERSIONS = {"fedmes": "0.1.0", "torch": "2.9.0", "numpy": "2.1.0", "python": "3.11.7"}
+VERSIONS = {"fedmes": __version__, "torch": "2.9.0", "numpy": "2.1.0", "python": "3.11.7"}
 
 
 def triangle(values, seeds=1, clients=2, tasks=2):

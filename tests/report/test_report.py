@@ -4,6 +4,7 @@ half-written."""
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,7 +67,6 @@ def broken_ones(folder):
     (one("text-npz") / "accuracy.npz").write_text("hello")
     (one("foreign-config") / "config.toml").write_text('title = "another program"\n')
     (one("cut-config") / "config.toml").write_text("benchmark = ")
-    one("older", versions={"fedmes": "0.0.9"})
     one("newer", versions={"fedmes": "1.0.0"})
     np.savez(one("other-shape") / "accuracy.npz", acc=acc[:, :1], acc_masked=acc[:, :1])
     np.savez(one("no-accuracies") / "accuracy.npz", acc=acc * 100, acc_masked=acc * 100)
@@ -83,7 +83,7 @@ def broken_ones(folder):
     return {
         "unfinished": "unfinished", "no-config": "config.toml", "cut-json": "broken", "json-list": "broken",
         "cut-npz": "broken", "no-npz": "broken", "text-npz": "broken", "foreign-config": "broken",
-        "cut-config": "config.toml", "older": "fedmes 0.0.9", "newer": "fedmes 1.0.0", "other-shape": "accuracy.npz",
+        "cut-config": "config.toml", "newer": "fedmes 1.0.0", "other-shape": "accuracy.npz",
         "no-accuracies": "no accuracies", "other-numbers": "disagree", "no-masked": "accuracy.npz",
         "text-rounds": "broken", "strange-rounds": "rounds.csv", "other-method": "disagree",
     }  # fmt: skip
@@ -117,11 +117,14 @@ def test_broken_unfinished_and_foreign_directories_are_named_and_left_out(tmp_pa
     assert [run["label"] for run in page.data["groups"][0]["runs"]] == ["fedavg"]
 
 
-def test_a_patch_release_is_no_other_version(tmp_path):
-    made.write(tmp_path / "a", made.triangle([0.5]), versions={"fedmes": "0.1.7"})
-    made.write(tmp_path / "b", made.triangle([0.5]), versions={"fedmes": "source"}, method="fedmes")
+def test_runs_of_earlier_versions_and_of_a_patch_release_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "__version__", "0.10.0")
+    for version in ("0.1.0", "0.9.3", "0.10.7", "source", "0.11.0", "1.0"):
+        made.write(tmp_path / version, made.triangle([0.5]), versions={"fedmes": version})
     groups, left_out = collect.collect([tmp_path])
-    assert len(groups[0].runs) == 2 and not left_out
+    found = {Path(run.directory).name for run in groups[0].runs}
+    assert found == {"0.1.0", "0.9.3", "0.10.7", "source"}
+    assert {Path(each.directory).name for each in left_out} == {"0.11.0", "1.0"}
 
 
 @pytest.mark.slow

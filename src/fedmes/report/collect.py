@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -164,10 +165,9 @@ def _open(directory: Path) -> Run:
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"broken: config.toml cannot be read ({_one_line(error)})") from None
     made_by = versions.get("fedmes", "source")
-    if made_by != "source" and made_by.split(".")[:2] != __version__.split(".")[:2]:
+    if _release(made_by) > _release(__version__):
         raise UserError(
-            f"made by fedmes {made_by}, this is {__version__}: "
-            "report it with that version, or run it again"
+            f"made by fedmes {made_by}, this is {__version__}: report it with that version"
         )
     try:
         run = Run.of(run_dir.load(directory), directory=str(directory), versions=versions)
@@ -178,6 +178,11 @@ def _open(directory: Path) -> Run:
         # whatever damaged files make numpy, zipfile, zlib, csv or json raise
         raise UserError(f"broken: {type(error).__name__}: {_one_line(error)}") from None
     return run
+
+
+def _release(version: str) -> list[int]:
+    """Its first two numbers: files of a later patch release can be read."""
+    return [int(number) for number in re.findall(r"\d{1,9}", version)[:2]]
 
 
 def _check(run: Run, content: Mapping[str, Any]) -> None:
