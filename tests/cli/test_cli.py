@@ -4,10 +4,14 @@ import json
 import subprocess
 import sys
 import warnings
+from importlib import import_module
 
 import numpy as np
 import pytest
+from click.shell_completion import ShellComplete
+from typer.main import get_command, get_group
 
+from fedmes import __version__
 from fedmes.cli import app as cli
 from helpers.custom_tables import arrays
 from helpers.forked import fedmes
@@ -26,15 +30,43 @@ SMALL = [
 ]
 
 
-@pytest.mark.slow
-def test_help_does_not_import_torch(tmp_path):
-    code = "import sys, fedmes.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_imports_no_command(flag, tmp_path):
+    """Options need pydantic, training needs torch: both take long to import."""
+    code = (
+        "import sys; from fedmes.cli import app\n"
+        f"app.app([{flag!r}], standalone_mode=False)\n"
+        "sys.exit(bool({'torch', 'numpy', 'pydantic', 'fedmes.config'} & sys.modules.keys()))"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "fedmes", "--help"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(command in done.stdout for command in ("run", "compare", "list"))
+    assert "federation" in done.stdout or done.stdout == f"{__version__}\n"
+
+
+def test_the_list_of_commands_is_that_of_their_modules():
+    defined = set()
+    for module, _ in cli.COMMANDS.values():
+        defined |= get_group(import_module(f"fedmes.cli.{module}").app).commands.keys()
+    assert defined == set(cli.COMMANDS)
+    for name, (_, summary) in cli.COMMANDS.items():
+        assert cli.implementation(name).help.split("\n\n")[0] == summary
+
+
+def test_completion_knows_the_flags_of_a_command():
+    complete = ShellComplete(get_command(cli.app), {}, "fedmes", "_FEDMES_COMPLETE")
+    for before, begun, expected in (
+        ([], "re", ["resume", "report", "reproduce"]),
+        (["run"], "--me", ["--method", "--memory"]),
+        (["data"], "f", ["fetch"]),
+        (["nothing"], "--me", []),
+    ):
+        assert [each.value for each in complete.get_completions(before, begun)] == expected
+
+
+@pytest.mark.slow
+def test_every_help_has_an_example(tmp_path):
     for command in ("run", "resume", "extend", "compare", "list"):
         assert "Example: fedmes" in fedmes(command, "--help", cwd=tmp_path)[1]
 

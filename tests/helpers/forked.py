@@ -11,7 +11,13 @@ from helpers.waiting import HANGS
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
-    ["fedmes.cli.app", "fedmes.cli.render", "fedmes.experiment.runner", "helpers.forked"]
+    [
+        "fedmes.cli.app",
+        "fedmes.cli.report",
+        "fedmes.cli.render",
+        "fedmes.experiment.runner",
+        "helpers.forked",
+    ]
 )
 
 

@@ -7,33 +7,84 @@ import io
 import os
 import sys
 import warnings
-from typing import Annotated
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from fedmes.cli import data
-from fedmes.cli import federation as deployment
-from fedmes.cli import predict as predicting
-from fedmes.cli import report as reporting
-from fedmes.cli import run as running
-from fedmes.cli import show as showing
 from fedmes.common.text import printable
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.version import __version__
 
+if TYPE_CHECKING:
+    import click
+
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
 
+# of each command: its module, and the first sentence of its help
+COMMANDS = {
+    "run": (
+        "run",
+        "Train one method on one benchmark and evaluate it. Default: FedMeS on Split Digits.",
+    ),
+    "resume": (
+        "run",
+        "Resume the interrupted run in DIR; the result is identical to an uninterrupted one.",
+    ),
+    "extend": ("run", "Continue the finished run in DIR with new tasks."),
+    "compare": (
+        "run",
+        "Compare several methods on the same splits and initial weights; finished runs are reused.",
+    ),
+    "report": (
+        "report",
+        "Compare finished runs in one HTML page: the best method, tables, figures, every client.",
+    ),
+    "reproduce": (
+        "report",
+        "Reproduce studies of the paper: runs, tables and figures beside the paper's numbers.",
+    ),
+    "predict": ("predict", "Predict images with a trained client."),
+    "bench": (
+        "show",
+        "Time a plain PyTorch loop, the loop and the stacked engine side by side on this machine.",
+    ),
+    "list": ("show", "Show the methods, benchmarks and models there are."),
+    "data": ("data", "List, download and verify data sets."),
+    "site": ("federation", "Set up a site, a participant with its own data."),
+    "federation": ("federation", "Run federations of several sites on Flower."),
+}
+
+
+class Commands(TyperGroup):
+    """A command's module is imported where the command is named, not to list all of them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            command = implementation(name)
+        return name, command, rest
+
+
+def implementation(name: str) -> click.Command:
+    """The command itself, from its module."""
+    module = import_module(f"fedmes.cli.{COMMANDS[name][0]}")
+    return get_group(module.app).commands[name]
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Personalised federated continual learning: FedMeS and its neighbours.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for subject in (running, reporting, predicting, showing):
-    app.registered_commands += subject.app.registered_commands
-app.add_typer(data.app, name="data")
-app.add_typer(deployment.site, name="site")
-app.add_typer(deployment.federation, name="federation")
+for name, (_, summary) in COMMANDS.items():
+    app.command(name, help=summary)(lambda: None)
 
 
 @app.callback(invoke_without_command=True)

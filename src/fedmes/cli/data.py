@@ -9,13 +9,15 @@ import typer
 
 from fedmes.errors import UserError
 
-app = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
+app = typer.Typer()
+group = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
+app.add_typer(group, name="data")
 Root = Annotated[
     Path | None, typer.Option(metavar="DIR", help="folder of data sets; default: FEDMES_DATA")
 ]
 
 
-@app.command("list", epilog="Example: fedmes data list")
+@group.command("list", epilog="Example: fedmes data list")
 def list_data(root: Root = None) -> None:
     """List the data sets and whether they were found."""
     from fedmes.data.catalog import CATALOG, data_root, find
@@ -27,7 +29,7 @@ def list_data(root: Root = None) -> None:
     print(f"\nlooked for in {root} (FEDMES_DATA or --root names another folder)")
 
 
-@app.command(epilog="Example: fedmes data fetch cifar100 emnist --root ~/data")
+@group.command(epilog="Example: fedmes data fetch cifar100 emnist --root ~/data")
 def fetch(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="data sets, see `fedmes data list`")
@@ -42,7 +44,7 @@ def fetch(
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get
 
     root = root or data_root()
-    # mistakes are reported before anything is downloaded
+    # mistakes are reported before anything is downdata
     wanted = [(name, find(name, root)) for name in names]
     for name, places in wanted:
         if not places and CATALOG[name].archive is None:
@@ -61,7 +63,7 @@ def fetch(
         )
 
 
-@app.command(epilog="Example: fedmes data check cifar100 --root ~/data")
+@group.command(epilog="Example: fedmes data check cifar100 --root ~/data")
 def check(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="one data set; default: all")

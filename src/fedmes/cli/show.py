@@ -24,8 +24,7 @@ def bench(
     compile: Annotated[str, flag("engine.compile", "--compile")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Time a plain PyTorch loop, the loop engine and the stacked engine side by side on this
-    machine."""
+    """Time a plain PyTorch loop, the loop and the stacked engine side by side on this machine."""
     from dataclasses import asdict
     from json import dumps
 
