@@ -9,6 +9,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,13 @@ def streams(group: Group) -> list[dict[str, Any] | None]:
 
 def _stream_of_any(runs: Sequence[Run], seed: int) -> dict[str, Any] | None:
     for run in runs:
-        stream = _stream(run, seed)
-        if stream is not None:
-            return stream
+        try:
+            content = json.loads((Path(run.directory) / f"seed{seed}/split.json").read_bytes())
+            return {"clients": list(map(_client, content["clients"]))}
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            # the last: a class that is infinity
+            continue
     return None
-
-
-def _stream(run: Run, seed: int) -> dict[str, Any] | None:
-    folder = Path(run.directory) / f"seed{seed}"
-    try:
-        content = json.loads((folder / "split.json").read_bytes())
-        return {"clients": [_client(client) for client in content["clients"]]}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        # the last: a class that is infinity
-        return None
 
 
 def _client(client: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +54,7 @@ def _client(client: Mapping[str, Any]) -> dict[str, Any]:
     for task in client["tasks"]:
         about = {
             "name": str(task["name"]),
-            "classes": [int(label) for label in task["classes"]],
+            "classes": list(map(int, task["classes"])),
             "train": len(task["train"]),
             "test": len(task["test"]),
         }
@@ -70,7 +64,7 @@ def _client(client: Mapping[str, Any]) -> dict[str, Any]:
 
 def client_names(group: Group, found: Sequence[dict[str, Any] | None]) -> list[str]:
     """Clients by their own names; by number where those are not known."""
-    numbers = [str(k) for k in range(group.config.clients)]
+    numbers = list(map(str, range(group.config.clients)))
     for stream in found:
         if stream is not None and len(stream["clients"]) == len(numbers):
             return [client["name"] for client in stream["clients"]]
@@ -83,10 +77,12 @@ def class_names(group: Group) -> list[str] | None:
     for run in group.runs:
         try:
             path = Path(run.directory) / f"seed{run.config.seeds[0]}/client0/client.json"
-            names = [str(name) for name in json.loads(path.read_bytes())["class_names"]]
-            return None if names == [str(i) for i in range(len(names))] else names
+            names = list(map(str, json.loads(path.read_bytes())["class_names"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
+        if names != list(map(str, range(len(names)))):
+            return names
+        return None
     return None
 
 
@@ -99,9 +95,7 @@ def pack(values: Floats) -> str:
     codes = np.where(np.isnan(flat), MISSING, np.rint(scaled)).astype(np.int64)
     # a half, more or less: as it is printed elsewhere
     for place in np.flatnonzero(np.abs(scaled % 1 - 0.5) < 1e-6):
-        codes[place] = (
-            MISSING if np.isnan(flat[place]) else round(float(f"{flat[place]:.3f}") * 1000)
-        )
+        codes[place] = round(float(f"{flat[place]:.3f}") * 1000)
     return np.stack([DIGITS[codes >> 6], DIGITS[codes & 63]], axis=-1).tobytes().decode()
 
 
@@ -125,10 +119,12 @@ def matrices(rows_by_group: Sequence[Sequence[Row]]) -> list[list[dict[str, Any]
 
 def _matrices(row: Row, each_seed: bool) -> dict[str, Any]:
     seeds = len(row.run.config.seeds)
-    single = []
-    if each_seed and seeds > 1:
-        single = [_packed(row, place) for place in range(seeds)]
-    return {"mean": _packed(row, None), "seeds": single}
+    if not each_seed or seeds == 1:
+        seeds = 0
+    return {
+        "mean": _packed(row, None),
+        "seeds": [_packed(row, place) for place in range(seeds)],
+    }
 
 
 def _packed(row: Row, seed: int | None) -> dict[str, list[str]]:
@@ -161,7 +157,7 @@ class Album:
                 self.full = True
                 return None
             arrays = read_arrays(folder / "memory.npz", found)
-            x, y, task = (arrays[name] for name in ("x", "y", "task"))
+            x, y, task = itemgetter("x", "y", "task")(arrays)
         except Exception:
             # missing, or whatever a damaged file makes numpy raise: then there are no thumbnails
             return None
@@ -189,7 +185,7 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
         images = _bytes(images)
     if images.shape[-1] not in (1, 3):
         images = images.mean(axis=-1, keepdims=True).astype(np.uint8)
-    thumbs = [_thumb(image) for image in images]
+    thumbs = list(map(_thumb, images))
     width, height = thumbs[0].size
     columns = int(np.ceil(np.sqrt(len(thumbs))))
     rows = -(-len(thumbs) // columns)
@@ -203,7 +199,9 @@ def _sheet(images: np.ndarray) -> dict[str, Any]:
 
 
 def _thumb(image: np.ndarray) -> Image.Image:
-    thumb = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+    if image.shape[-1] == 1:
+        image = image[..., 0]
+    thumb = Image.fromarray(image)
     thumb.thumbnail((SIDE, SIDE))
     return thumb
 

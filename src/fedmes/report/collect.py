@@ -139,13 +139,15 @@ def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
 def _why_empty(path: Path) -> str:
     if path.is_dir():
         return "holds no run"
-    return "is not a directory" if path.exists() else "does not exist"
+    if path.exists():
+        return "is not a directory"
+    return "does not exist"
 
 
 def _find(path: Path, depth: int) -> Iterator[Path]:
     """The run directories in and under a folder; a run's own folders are not searched."""
     try:
-        if any((path / name).is_file() for name in RUN_FILES):
+        if any(map(Path.is_file, map(path.joinpath, RUN_FILES))):
             yield path
         elif depth > 0 and path.is_dir():
             for inner in sorted(path.iterdir()):
@@ -191,7 +193,7 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
     config = run.config
     names = set(result.accuracy)
     plain = set(ACCURACIES.values())
-    if names not in (plain, plain | {f"{name}_nolip" for name in plain}):
+    if names not in (plain, plain | {"acc_nolip", "acc_masked_nolip"}):
         raise UserError(f"accuracy.npz holds {', '.join(sorted(names)) or 'nothing'}")
     for name, values in result.accuracy.items():
         if bool(np.any((values < 0) | (values > 1))):
@@ -203,7 +205,7 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
         if not _equal(content.get(name), found):
             raise UserError(f"result.json and accuracy.npz disagree on {name}")
     share = result.memory_share or 0.0  # None for real sites, which do not tell
-    if not all(math.isfinite(number) for number in (*result.seconds.values(), share)):
+    if not np.isfinite([*result.seconds.values(), share]).all():
         raise UserError("result.json: communication or seconds are not whole")
     if not curves.fits(config, run.rounds):
         raise UserError(
@@ -216,9 +218,8 @@ def title_of(config: Config) -> str:
     name = config.benchmark
     if config.data.path is not None:
         name = f"own data {Path(config.data.path).name}"
-    seeds = "seeds" if len(config.seeds) > 1 else "seed"
     parts = [name, count(config.clients, "client"), count(config.tasks, "task")]
-    parts.append(f"{seeds} {', '.join(map(str, config.seeds))}")
+    parts.append(f"{plural('seed', len(config.seeds))} {', '.join(map(str, config.seeds))}")
     if config.eval.task_classes == "all":
         parts.append("task id given: all classes")
     return " · ".join(parts)
@@ -268,8 +269,9 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """By method: runs that differ in their memory alone, from small to large."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        options = decisive(run.config).items()
-        rest = [option for option in options if not option[0].startswith("memory.")]
+        rest = decisive(run.config)
+        for key in run.config.memory.model_dump():
+            rest.pop(f"memory.{key}", None)
         alike.setdefault(json.dumps(rest), []).append(run)
     found: dict[str, list[Run]] = {}
     for members in alike.values():
@@ -312,10 +314,9 @@ def of_another_method(method: str, key: str) -> bool:
 
     Its default may have changed since. A custom method may ask for anything.
     """
-    if method not in METHODS:
-        return False
-    others = {name.replace("-", "") for name in METHODS if name != method}
-    return key.partition(".")[0] in others
+    section = key.partition(".")[0]
+    sections = [name.replace("-", "") for name in METHODS]
+    return method in METHODS and section in sections and section != method.replace("-", "")
 
 
 def value_text(value: Any) -> str:
@@ -333,14 +334,22 @@ def value_text(value: Any) -> str:
 
 def _short(key: str) -> str:
     section, _, name = key.rpartition(".")
-    return section if key in ("memory.size", "model.name") else name
+    if key in ("memory.size", "model.name"):
+        return section
+    return name
 
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:200] + " ..."
+    if len(text) > 200:
+        return text[:200] + " ..."
+    return text
 
 
 def count(number: int, noun: str) -> str:
     """1 client, 2 clients."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {plural(noun, number)}"
+
+
+def plural(noun: str, number: int) -> str:
+    return noun + "s" * (number != 1)

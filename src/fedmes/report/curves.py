@@ -90,7 +90,9 @@ def five_numbers(result: Result, score: str) -> Floats:
 def matrix(result: Result, name: str, client: int, seed: int | None = None) -> Floats:
     """acc[t, i] of a client: of one seed (by its place), or the mean over seeds."""
     values = result.accuracy[name][:, client]
-    return np.asarray(mean(values, 0) if seed is None else values[seed])
+    if seed is None:
+        return np.asarray(mean(values, 0))
+    return values[seed]
 
 
 def round_table(result: Result) -> dict[str, Floats]:
@@ -110,7 +112,9 @@ def _number(cell: Any) -> float:
     if cell in (None, ""):
         return float("nan")
     number = float(cell)
-    return number if np.isfinite(number) else float("nan")
+    if np.isinf(number):
+        return float("nan")
+    return number
 
 
 def quantities(tables: Iterable[Rounds]) -> dict[str, str]:
@@ -133,18 +137,21 @@ def by_round(config: Config, rounds: Rounds, name: str) -> Curve | None:
     cells = np.full((len(config.seeds), config.clients, config.tasks * config.rounds), np.nan)
     seed, step = _places(config, rounds)
     cells[seed, rounds["client"].astype(int), step] = rounds[name]
-    return None if np.isnan(cells).all() else _over_seeds(mean(cells, 1))
+    if np.isnan(cells).all():
+        return None
+    return _over_seeds(mean(cells, 1))
 
 
 def wall_clock(result: Result, rounds: Rounds) -> tuple[float, float]:
     """Seconds of one training: computing (measured; a round is as long as its slowest client), and
     communication (modelled). Results of old have the first in `rounds.csv` only."""
     config = result.config
+    talk = float(result.seconds["communication_modelled"])
     if "slowest_client" in result.seconds:
-        return result.seconds["slowest_client"], float(result.seconds["communication_modelled"])
+        return result.seconds["slowest_client"], talk
     slowest = np.zeros((len(config.seeds), config.tasks * config.rounds))
     np.maximum.at(slowest, _places(config, rounds), np.nan_to_num(rounds["seconds"]))
-    return float(slowest.sum(axis=1).mean()), float(result.seconds["communication_modelled"])
+    return float(slowest.sum(axis=1).mean()), talk
 
 
 def memory_size(result: Result) -> float:

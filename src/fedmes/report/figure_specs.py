@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -78,7 +80,7 @@ class Box:
 class Panel:
     """What shares one pair of axes."""
 
-    items: Sequence[Any]  # of one of the five kinds above
+    items: list[Any]  # of one of the five kinds above
     title: str = ""
     y_label: str = ""
     highlighted: bool = False  # in colour, whichever runs the reader chooses
@@ -130,7 +132,9 @@ def forgetting(runs: Sequence[Run]) -> FigureSpec:
 def vote(runs: Sequence[Run]) -> FigureSpec | None:
     """What the memory's vote adds to the network alone; None where no method has a vote."""
     spec = _by_task("vote", runs, curves.vote_by_task, "added by the vote", highlighted=True)
-    return spec if spec.panel("oblivious").items else None
+    if not spec.panel("oblivious").items:
+        return None
+    return spec
 
 
 def _by_task(
@@ -158,11 +162,10 @@ def _by_task(
 
 def clients(runs: Sequence[Run], names: Sequence[str]) -> FigureSpec:
     """Accuracy of each client, and its range over the tasks; one panel per run."""
-    panels: dict[str, list[Panel]] = {score: [] for score in SCORES}
-    for score, shown in panels.items():
-        for place, run in enumerate(runs):
-            ranges = ClientRanges(place, *curves.client_ranges(run.result, score))
-            shown.append(Panel([ranges], title=run.label))
+    panels = defaultdict(list)
+    for score, (place, run) in product(SCORES, enumerate(runs)):
+        ranges = ClientRanges(place, *curves.client_ranges(run.result, score))
+        panels[score].append(Panel([ranges], title=run.label))
     return FigureSpec("clients", "ranges", "client", names, panels)
 
 
@@ -170,16 +173,14 @@ def multiples(runs: Sequence[Run], names: Sequence[str]) -> FigureSpec:
     """One panel per client: accuracy over its tasks so far, the mean over seeds."""
     tasks = _tasks(runs)
     looks = palette.looks(runs)
-    panels: dict[str, list[Panel]] = {score: [] for score in SCORES}
-    for score, shown in panels.items():
-        by_run = [curves.client_curves(run.result, score) for run in runs]
-        for client, name in enumerate(names):
-            lines = []
-            for place, run in enumerate(runs):
-                values = by_run[place][client]
-                curve = Curve(values, np.zeros_like(values))
-                lines.append(Line(run.label, looks[place], tasks, curve, place))
-            shown.append(Panel(lines, title=f"client {name}"))
+    panels = {}
+    for score in SCORES:
+        panels[score] = [Panel([], title=f"client {name}") for name in names]
+        for place, run in enumerate(runs):
+            values = curves.client_curves(run.result, score)
+            for panel, mean in zip(panels[score], values, strict=True):
+                curve = Curve(mean, np.zeros_like(mean))
+                panel.items.append(Line(run.label, looks[place], tasks, curve, place))
     return FigureSpec("multiples", "lines", LEARNED, tasks, panels)
 
 
@@ -200,6 +201,7 @@ def rounds(runs: Sequence[Run]) -> FigureSpec | None:
     """What methods report of their training, round by round; None where they report nothing."""
     looks = palette.looks(runs)
     panels = []
+    most = max(run.config.rounds * run.config.tasks for run in runs)
     for name, title in curves.quantities(run.rounds for run in runs).items():
         lines = []
         for place, run in enumerate(runs):
@@ -213,7 +215,6 @@ def rounds(runs: Sequence[Run]) -> FigureSpec | None:
             panels.append(Panel(lines, title, "", few, own_scale=True, any_size=any_size))
     if not panels:
         return None
-    most = max(run.config.rounds * run.config.tasks for run in runs)
     x = range(1, most + 1)
     return FigureSpec("rounds", "lines", "rounds", x, {"any": panels}, _task_starts(runs))
 

@@ -28,7 +28,9 @@ from fedmes.results.labels import ACCURACIES, SHORT_SCORES
 
 def per_task(runs: Sequence[Run]) -> Figure:
     """Accuracy and forgetting after each task, with a band of one standard deviation over seeds."""
-    band = 0.15 if len(runs) <= 7 else 0.07  # many bands cover each other
+    band = 0.15
+    if len(runs) > 7:
+        band = 0.07  # many bands cover each other
     with mpl.sheet(2, 2, 5.2) as (figure, axes):
         for row, spec in enumerate((figure_specs.accuracy(runs), figure_specs.forgetting(runs))):
             for ax, score in zip(axes[row], SHORT_SCORES, strict=True):
@@ -83,10 +85,9 @@ def accuracy_matrix(
             image = ax.imshow(values, cmap=HEAT, vmin=0, vmax=1, aspect="auto")
             if tasks <= 11:
                 _write_values(ax, values)
-            shown = range(0, tasks, math.ceil(tasks / 10))
-            labels = [str(i + 1) for i in shown]
-            ax.set_xticks(shown, labels)
-            ax.set_yticks(shown, labels)
+            shown = np.arange(0, tasks, math.ceil(tasks / 10))
+            ax.set_xticks(shown, shown + 1)
+            ax.set_yticks(shown, shown + 1)
             ax.grid(visible=False)
             ax.spines[:].set_visible(False)
             ax.tick_params(length=0)
@@ -104,7 +105,9 @@ def _write_values(ax: Axes, values: Any) -> None:
     """Each value into its cell, white where the cell is dark."""
     for (t, i), value in np.ndenumerate(values):
         if value == value:
-            ink = "white" if value > 0.78 else INK
+            ink = INK
+            if value > 0.78:
+                ink = "white"
             ax.text(i, t, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=ink)
 
 
@@ -113,14 +116,19 @@ def small_multiples(
 ) -> Figure:
     """One panel per client: accuracy over its tasks so far, methods as lines."""
     panels = figure_specs.multiples(runs, names or _numbers(runs)).panels[score]
-    columns = min(4 if len(panels) > 10 else 5, len(panels))
+    columns = 4
+    if len(panels) <= 10:
+        columns = min(5, len(panels))
     lines = math.ceil(len(panels) / columns)
+    most_ticks = 8
+    if runs[0].config.tasks > 12:
+        most_ticks = 4
     with mpl.sheet(lines, columns, 1.0 + 1.35 * lines, sharey=True) as (figure, axes):
         for ax, panel in zip(axes.flat, panels, strict=False):
             for line in panel.items:
                 mpl.draw_line(ax, line, small=True)
             ax.set_title(panel.title)
-            mpl.whole_ticks(ax, most=4 if runs[0].config.tasks > 12 else 8)
+            mpl.whole_ticks(ax, most_ticks)
         mpl.blank(axes, len(panels))
         figure.supxlabel(LEARNED, fontsize=8.5)
         figure.supylabel(f"accuracy, {SHORT_SCORES[score]}", fontsize=8.5)
@@ -130,7 +138,7 @@ def small_multiples(
 
 def _numbers(runs: Sequence[Run]) -> list[str]:
     """Clients by number, where their names are not known."""
-    return [str(k) for k in range(runs[0].config.clients)]
+    return list(map(str, range(runs[0].config.clients)))
 
 
 def memory_sweep(runs: Sequence[Run]) -> Figure | None:
@@ -244,9 +252,10 @@ def over_rounds(runs: Sequence[Run]) -> Figure | None:
                 ax.axvline(start, color=FAINT, linewidth=0.8, zorder=0)
             ax.set_title(panel.title)
             mpl.whole_ticks(ax)
-        marks = "" if spec.task_starts is None else ", a line where a task begins"
-        axes[-1, 0].set_xlabel(spec.x_label + marks)
-        mpl.legend(figure, runs, [place for place in mpl.by_score(runs) if place in there])
+        axes[-1, 0].set_xlabel(spec.x_label)
+        if spec.task_starts is not None:
+            axes[-1, 0].set_xlabel(f"{spec.x_label}, a line where a task begins")
+        mpl.legend(figure, runs, list(filter(there.__contains__, mpl.by_score(runs))))
     return figure
 
 
@@ -282,7 +291,7 @@ def figures_of(group: Group, names: Sequence[str] | None = None) -> dict[str, Fi
     if leaders := compare_runs(runs, "oblivious").leaders:  # the winner's weakest client
         best = next(run for run in runs if run.label == leaders[0])
         weakest = int(np.nanargmin(curves.client_ranges(best.result, "oblivious")[0]))
-        name = names[weakest] if names else None
+        name = (names or _numbers(runs))[weakest]
         found["matrix"] = accuracy_matrix(best, weakest, name=name)
     return {name: figure for name, figure in found.items() if figure is not None}
 

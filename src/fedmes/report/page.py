@@ -27,8 +27,10 @@ SCRIPTS = ("charts.js", "figures.js", "page.js")
 
 def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: bool) -> str:
     """The page on these groups. The answer comes first, warnings right after it."""
-    album = Album() if with_samples else None
-    rows = [rows_of(group) for group in groups]
+    album = None
+    if with_samples:
+        album = Album()
+    rows = list(map(rows_of, groups))
     contents = []
     shown = []
     for group, own, packed in zip(groups, rows, matrices(rows), strict=True):
@@ -38,10 +40,10 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: boo
     title = shown[0]["headline"]
     if len(shown) > 1:
         title = f"{len(shown)} comparisons"
-    samples = {} if album is None else album.sheets
-    scripts = [_asset(name) for name in SCRIPTS]
+    samples = getattr(album, "sheets", {})
+    scripts = list(map(_asset, SCRIPTS))
     # Nothing is loaded from anywhere, and no script runs but these.
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    allowed = " ".join(map(_source, scripts))
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     template = _templates().get_template("page.html")
     return template.render(
@@ -81,8 +83,8 @@ def embedded(data: Any) -> str:
 def _navigation(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Places of the page, and what the links to them are called."""
     if len(groups) > 1:
-        names = [group.config.benchmark for group in groups[:6]]
-        return [(f"g{i}", f"{i + 1}. {name}") for i, name in enumerate(names)]
+        shown = enumerate(groups[:6])
+        return [(f"g{i}", f"{i + 1}. {group.config.benchmark}") for i, group in shown]
     return [
         ("g0-table", "Results"),
         ("g0-figures", "Figures"),
@@ -103,5 +105,7 @@ def _asset(name: str) -> str:
     return resources.files("fedmes.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def _source(script: str) -> str:
+    """A script, as a content security policy names it."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

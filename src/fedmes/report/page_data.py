@@ -11,7 +11,7 @@ import numpy as np
 from fedmes.report import clients, figure_specs, palette
 from fedmes.report.clients import Album
 from fedmes.report.collect import Group, Run
-from fedmes.report.figure_specs import FOCUS, LEARNED, ClientRanges, FigureSpec, Line, Panel
+from fedmes.report.figure_specs import FOCUS, LEARNED, ClientRanges, Cost, FigureSpec, Line, Panel
 from fedmes.report.palette import Look
 from fedmes.report.result_table import Row
 from fedmes.results.metrics import Floats
@@ -38,16 +38,17 @@ def group_content(
     memories = None
     if album is not None:
         memories = [_memories(run, album) for run in group.runs]
+    rivals = [place for place, row in enumerate(rows) if not row.run.keeps_all_data]
     return {
         "runs": runs,
         "order": order,
-        "start": next((place for place, row in enumerate(rows) if not row.run.keeps_all_data), 0),
+        "start": min(rivals, default=0),
         "seeds": group.seeds,
         "tasks": group.config.tasks,
         "clients": names,
         "classes": clients.class_names(group),
         "streams": found,
-        "figures": [figure(spec) for spec in figure_specs.of_group(group, names)],
+        "figures": list(map(figure, figure_specs.of_group(group, names))),
         "entries": entries,
         "memories": memories,
     }
@@ -98,15 +99,7 @@ def _panel(spec: FigureSpec, panel: Panel) -> Json:
         (ranges,) = panel.items
         found |= {"run": ranges.run, "series": [_ranges(ranges)]}
     elif spec.kind == "time":
-        found["points"] = [
-            {
-                "run": cost.run,
-                "compute": round(cost.compute, 2),
-                "talk": round(cost.talk, 2),
-                "y": _number(cost.accuracy),
-            }
-            for cost in panel.items
-        ]
+        found["points"] = list(map(_cost, panel.items))
     else:
         found["boxes"] = [{"run": box.run, "five": _list(box.five)} for box in panel.items]
     return found
@@ -135,6 +128,15 @@ def _sweep(spec: FigureSpec, line: Line) -> Json:
     return found
 
 
+def _cost(cost: Cost) -> Json:
+    return {
+        "run": cost.run,
+        "compute": round(cost.compute, 2),
+        "talk": round(cost.talk, 2),
+        "y": _number(cost.accuracy),
+    }
+
+
 def _ranges(ranges: ClientRanges) -> Json:
     return {
         "run": ranges.run,
@@ -149,7 +151,7 @@ def _look(look: Look) -> list[int]:
 
 
 def _list(values: Floats, any_size: bool = False) -> list[float | None]:
-    return [_number(float(value), any_size) for value in values]
+    return [_number(value, any_size) for value in values.tolist()]
 
 
 def _number(value: float, any_size: bool = False) -> float | None:

@@ -51,17 +51,15 @@ KNOWN = {
 
 def looks(runs: Sequence[Run]) -> list[Look]:
     """One look per run; runs that are not known by their method take those that are still free."""
-    known = [KNOWN[run.label] for run in runs if run.label in KNOWN]
-    used = {(look.colour, look.dash) for look in known}
-    every = []
+    every = {}
     for dash, colour in product(range(len(DASHES)), range(len(LIGHT))):
-        every.append(Look(colour, dash, (colour + 3 * dash) % len(MARKERS)))
-    free = [look for look in every if (look.colour, look.dash) not in used]
-    others = cycle(free or every)
-    found = []
+        every[colour, dash] = Look(colour, dash, (colour + 3 * dash) % len(MARKERS))
+    free = dict(every)
     for run in runs:
-        found.append(KNOWN.get(run.label) or next(others))
-    return found
+        if look := KNOWN.get(run.label):
+            free.pop((look.colour, look.dash), None)
+    others = cycle((free or every).values())
+    return [KNOWN.get(run.label) or next(others) for run in runs]
 
 
 def method_look(run: Run) -> Look:

@@ -24,10 +24,13 @@ def command(run: Run) -> str:
     words = ["fedmes", "run"]
     for key, value in options.items():
         if flag := flags.get(key):
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words += [flag, shlex.quote(text)]
+            if isinstance(value, list):
+                value = ",".join(map(str, value))
+            words += [flag, shlex.quote(str(value))]
         else:
-            words += ["--set", shlex.quote(f"{key}={_toml(value)}")]
+            if not isinstance(value, str):
+                value = json.dumps(value)
+            words += ["--set", shlex.quote(f"{key}={value}")]
     return " ".join(words)
 
 
@@ -46,11 +49,9 @@ def _options(config: Config) -> dict[str, Any] | None:
         again = configuration.load(None, given)
     except (UserError, ValueError):
         return None
-    return given if again.options() == own else None
-
-
-def _toml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if again.options() != own:
+        return None
+    return given
 
 
 def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:

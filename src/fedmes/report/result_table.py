@@ -27,7 +27,9 @@ class Row:
     @property
     def label(self) -> str:
         """What it is called where rows stand by themselves."""
-        return f"{self.run.label}, {self.predicts}" if self.suffix else self.run.label
+        if self.suffix:
+            return f"{self.run.label}, {self.predicts}"
+        return self.run.label
 
     def value(self, score: str, key: str) -> tuple[float | None, float | None]:
         """A metric: its mean, and its spread over seeds."""
@@ -46,17 +48,23 @@ def rows_of(group: Group) -> list[Row]:
 
 def _high_first(row: Row) -> float:
     mean, _ = row.value("oblivious", "acc_all")
-    return 1.0 if mean is None else -mean
+    if mean is None:
+        return 1.0
+    return -mean
 
 
 def best(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
     """The best printed number of each column among rows that compete, if there are two or more."""
     found = {}
     for score, key in product(SCORES, NUMBERS):
-        means = [row.value(score, key)[0] for row in rows if not row.run.keeps_all_data]
-        known = [mean for mean in means if mean is not None]
+        known = []
+        for row in rows:
+            mean, _ = row.value(score, key)
+            if mean is not None and not row.run.keeps_all_data:
+                known.append(mean)
+        known.sort(reverse=key not in LOWER_IS_BETTER)
         if len(known) > 1:
-            found[score, key] = three(min(known) if key in LOWER_IS_BETTER else max(known))
+            found[score, key] = three(known[0])
     return found
 
 
@@ -113,4 +121,6 @@ def latex_table(group: Group) -> Table:
 def signed(value: float) -> str:
     """A number with its sign, unless it is printed as zero."""
     text = three(value)
-    return text if text.startswith("-") or text == "0.000" else f"+{text}"
+    if text.startswith("-") or text == "0.000":
+        return text
+    return f"+{text}"

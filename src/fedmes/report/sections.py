@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedmes.common.text import three
 from fedmes.report import curves, rerun
 from fedmes.report.collect import Group, count
@@ -78,22 +80,18 @@ def group_section(
         "title": group.title,
         "seeds": group.seeds,
         "headline": verdicts["oblivious"].headline,
-        "answers": [_answer(title, verdicts[score]) for score, title in SCORES.items()],
+        "answers": [(title.capitalize(), verdicts[score]) for score, title in SCORES.items()],
         "facts": facts(group.runs, verdicts["oblivious"], content["clients"]),
         "how_compared": _how_compared(group),
         "table": _table(group, rows),
         "figures": _figures(group, content),
         "differences": differences,
         "values_that_differ": sum(len(owners) for _, owners in differences),
-        "commands": [_words(rerun.command(run)) for run in group.runs],
+        "commands": [rerun.command(run).split(" --") for run in group.runs],
         "notes": notes,
         "common": rerun.common(group),
         "directories": [(run.label, run.directory) for run in group.runs],
     }
-
-
-def _answer(title: str, verdict: Verdict) -> dict[str, Any]:
-    return {"title": title.capitalize(), "text": verdict.text, "notes": verdict.notes}
 
 
 def _how_compared(group: Group) -> str:
@@ -113,7 +111,9 @@ def _how_compared(group: Group) -> str:
 def _table(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
     winners = best(rows)
     scales = {score: _strip_scale(rows, score) for score in SCORES}
-    seeds = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
+    seeds = "One seed"
+    if len(group.seeds) > 1:
+        seeds = "Mean ± standard deviation over seeds"
     return {
         "heads": _heads(),
         "rows": [_table_row(group, row, winners, scales) for row in rows],
@@ -125,8 +125,9 @@ def _heads() -> list[dict[str, Any]]:
     """The columns, and how a first click on each of them sorts the table."""
     heads: list[dict[str, Any]] = [{"name": "method", "first": "ascending"}]
     for key, name in NUMBERS.items():
-        first = "ascending" if key in LOWER_IS_BETTER else "descending"
-        heads.append({"name": name, "number": True, "first": first})
+        heads.append({"name": name, "number": True, "first": "descending"})
+        if key in LOWER_IS_BETTER:
+            heads[-1]["first"] = "ascending"
         if key == "acc_all":
             heads[-1]["sorted"] = "descending"
             heads.append({"name": "seed by seed", "drawn": True})
@@ -142,40 +143,49 @@ def _table_row(
     scales: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
     run = row.run
-    more = "keeps all data" if run.keeps_all_data else ""
-    costs = [("", "")] * 3  # of a run once, in the row of its method
+    more = ""
     if row.suffix:
         more = row.predicts
-    else:
-        sent = run.result.communication
-        numbers = (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, run.result.seconds["train"])
-        costs = [(f"{number:,.1f}", repr(number)) for number in numbers]
+    elif run.keeps_all_data:
+        more = "keeps all data"
     cells = []
     for key in NUMBERS:
         cells.append([_cell(group, row, winners, score, key) for score in SCORES])
-    measured = [score for score in SCORES if row.value(score, "acc_all")[0] is not None]
+    strips = []
+    for score, scale in scales.items():
+        if row.value(score, "acc_all")[0] is not None:
+            strips.append(_strip(row, score, scale))
     return {
         "name": row.label,
         "label": run.label,
         "more": more,
         "numbers": cells,
-        "strips": [_strip(row, score, scales[score]) for score in measured],
-        "costs": costs,
+        "strips": strips,
+        "costs": _costs(row),
     }
+
+
+def _costs(row: Row) -> list[tuple[str, str]]:
+    """Of a run once, in the row of its method."""
+    if row.suffix:
+        return [("", "")] * 3
+    result = row.run.result
+    sent = result.communication
+    numbers = (sent["up_bytes"] / 1e6, sent["down_bytes"] / 1e6, result.seconds["train"])
+    return [(f"{number:,.1f}", repr(number)) for number in numbers]
 
 
 def _cell(
     group: Group, row: Row, winners: Mapping[tuple[str, str], str], score: str, key: str
 ) -> dict[str, str | bool]:
     mean, std = row.value(score, key)
-    several = len(group.seeds) > 1 and mean is not None
-    return {
-        "score": score,
-        "text": three(mean),
-        "spread": f"±{three(std).removeprefix('0')}" if several else "",
-        "best": three(mean) == winners.get((score, key)) and not row.run.keeps_all_data,
-        "sorts": "" if mean is None else repr(mean),
-    }
+    cell: dict[str, str | bool] = {"score": score, "text": three(mean)}
+    cell["best"] = three(mean) == winners.get((score, key)) and not row.run.keeps_all_data
+    if mean is not None:
+        cell["sorts"] = repr(mean)
+        if len(group.seeds) > 1:
+            cell["spread"] = f"±{three(std).removeprefix('0')}"
+    return cell
 
 
 def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
@@ -188,8 +198,8 @@ def _strip_scale(rows: Sequence[Row], score: str) -> tuple[float, float]:
 
 
 def _seeds(row: Row, score: str) -> list[float]:
-    values = curves.seed_values(row.run.result, score, row.suffix).tolist()
-    return [value for value in values if value == value]
+    values = curves.seed_values(row.run.result, score, row.suffix)
+    return values[~np.isnan(values)].tolist()
 
 
 def _strip(row: Row, score: str, scale: tuple[float, float]) -> dict[str, Any]:
@@ -201,7 +211,9 @@ def _strip(row: Row, score: str, scale: tuple[float, float]) -> dict[str, Any]:
         assert value is not None  # only rows with a mean have a strip
         return f"{100 * (value - low) / (high - low):.1f}%"
 
-    strokes = [place(value) for value in seeds[:50]] if len(seeds) > 1 else []
+    strokes = []
+    if len(seeds) > 1:
+        strokes = list(map(place, seeds[:50]))
     return {"score": score, "mean": place(row.value(score, "acc_all")[0]), "seeds": strokes}
 
 
@@ -217,19 +229,15 @@ def _figures(group: Group, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return frames
 
 
-def _words(line: str) -> list[str]:
-    """A command's parts, between which a line may break: before options only."""
-    first, *options = line.split(" --")
-    return [first, *(f"--{option}" for option in options)]
-
-
 def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
     """Each option in which the runs differ: its values, and the runs that have them."""
     found = []
     for key, owners in rerun.differences(group):
-        *some, (value, labels) = [(value, ", ".join(labels)) for value, labels in owners]
-        most = "all others" if len(owners[-1][1]) > 3 else labels
-        found.append((key, [*some, (value, most)]))
+        shown = [(value, ", ".join(labels)) for value, labels in owners]
+        value, labels = owners[-1]
+        if len(labels) > 3:
+            shown[-1] = (value, "all others")
+        found.append((key, shown))
     return found
 
 

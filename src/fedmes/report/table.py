@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 from fedmes.common.text import printable
 
-LATEX = {
+LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "%": r"\%",
     "&": r"\&", "#": r"\#", "$": r"\$", "_": r"\_", "{": r"\{", "}": r"\}",
     "Δ": r"$\Delta$", "±": r"$\pm$", "·": "/",
-}  # fmt: skip
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,16 @@ class Number:
     @staticmethod
     def of(value: Mapping[str, float | None], seeds: int) -> Number:
         """A metric of `result.json`; one seed has no spread."""
-        return Number(value["mean"], value["std"] if seeds > 1 else None)
+        if seeds == 1:
+            return Number(value["mean"])
+        return Number(value["mean"], value["std"])
 
     @property
     def known(self) -> bool:
         """Is there a number to print?"""
         return self.mean is not None and self.mean == self.mean
 
-    def text(self) -> str:
-        """As a reader sees it."""
+    def __str__(self) -> str:
         if not self.known:
             return "-"
         return f"{self._mean()}{self._spread('±')}"
@@ -95,25 +96,20 @@ class Table:
 
 def as_markdown(table: Table) -> str:
     """Columns as wide as their widest cell, so that it can be read as it stands."""
-    lines = [list(table.heads)]
-    for row in table.rows:
-        lines.append([_text(cell) for cell in row])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-        return f"| {' | '.join([first, *rest])} |"
-
-    heads, *body = map(line, lines)
-    dashes = ["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]
-    text = [f"### {table.title}", "", heads, f"|{'|'.join(dashes)}|", *body, ""]
-    text += [f"* {note}" for note in table.notes]
+    columns: list[list[str]] = []
+    for head, *cells in zip(table.heads, *table.rows, strict=True):
+        shown = [head, *map(str, cells)]
+        width = max(map(len, shown))
+        if not columns:  # the first is to the left
+            columns.append([f" {cell:<{width}} " for cell in shown])
+            columns[0].insert(1, "-" * (width + 2))
+        else:
+            columns.append([f" {cell:>{width}} " for cell in shown])
+            columns[-1].insert(1, "-" * (width + 1) + ":")
+    text = [f"### {table.title}", ""]
+    text += [f"|{'|'.join(line)}|" for line in zip(*columns, strict=True)]
+    text += ["", *map("* {}".format, table.notes)]
     return "\n".join(text).rstrip() + "\n"
-
-
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text()
 
 
 def as_csv(tables: Sequence[Table]) -> str:
@@ -139,7 +135,8 @@ def _csv_row(heads: Sequence[str], cells: Sequence[Cell]) -> dict[str, str]:
         if isinstance(cell, str):
             row[head] = cell
             continue
-        row[head] = "" if cell.mean is None else repr(cell.mean)
+        if cell.mean is not None:
+            row[head] = repr(cell.mean)
         if cell.std is not None:
             row[f"{head} std"] = repr(cell.std)
     return row
@@ -147,18 +144,20 @@ def _csv_row(heads: Sequence[str], cells: Sequence[Cell]) -> dict[str, str]:
 
 def as_latex(table: Table, caption: str = "") -> str:
     """A booktabs tabular; with a caption, in a floating table."""
-    title = f"{caption}: {table.title}" if caption else table.title
-    lines = [f"% {title}; mean and population standard deviation over seeds; needs booktabs"]
+    title = table.title
+    begin = []
+    end = []
     if caption:
-        lines += [r"\begin{table}", rf"\caption{{{latex_text(title)}}}"]
-    lines += [r"\begin{tabular}{l" + "r" * (len(table.heads) - 1) + "}", r"\toprule"]
+        title = f"{caption}: {title}"
+        begin = [r"\begin{table}", rf"\caption{{{latex_text(title)}}}"]
+        end = [r"\end{table}"]
+    lines = [f"% {title}; mean and population standard deviation over seeds; needs booktabs"]
+    lines += [*begin, r"\begin{tabular}{l" + "r" * (len(table.heads) - 1) + "}", r"\toprule"]
     if table.spans:
         lines += _latex_spans(table.spans)
     lines += [_latex_line(map(_latex_head, table.heads)), r"\midrule"]
     lines += [_latex_line(map(_latex_cell, row)) for row in table.rows]
-    lines += [r"\bottomrule", r"\end{tabular}"]
-    if caption:
-        lines.append(r"\end{table}")
+    lines += [r"\bottomrule", r"\end{tabular}", *end]
     return "\n".join([*lines, ""])
 
 
@@ -184,9 +183,11 @@ def _latex_head(head: str) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    return latex_text(cell) if isinstance(cell, str) else cell.latex()
+    if isinstance(cell, str):
+        return latex_text(cell)
+    return cell.latex()
 
 
 def latex_text(text: str) -> str:
     """Text with everything escaped that LaTeX would read as a command."""
-    return "".join(LATEX.get(char, char) for char in printable(text))
+    return printable(text).translate(LATEX)

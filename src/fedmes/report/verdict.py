@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
@@ -136,7 +137,9 @@ def standing(ours: np.ndarray, theirs: np.ndarray, what: str) -> str:
         duel = Duel.of(theirs, ours)
         verb = "loses"
         side = "behind"
-    return f"{verb} in {what}" if duel.wins else f"is {side} in {what} {duel.where}"
+    if duel.wins:
+        return f"{verb} in {what}"
+    return f"is {side} in {what} {duel.where}"
 
 
 def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[tuple[str, str]]:
@@ -166,15 +169,18 @@ def _forgets_least(runs: Sequence[Run]) -> str:
 
 def _client_to_client(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> str:
     """The leader's weakest and strongest client."""
-    best = next((run for run in runs if run.label in verdict.leaders[:1]), None)
-    if best is None:
+    if not verdict.leaders:
         return ""
+    best = next(run for run in runs if run.label == verdict.leaders[0])
     each, _, _ = curves.client_ranges(best.result, "oblivious")
     if len(each) < 2 or np.isnan(each).all():
         return ""
-    ends = (int(np.nanargmin(each)), int(np.nanargmax(each)))
-    lowest, highest = (f"{three(each[k])} for client {names[k]}" for k in ends)
-    return f"{lowest} to {highest}, with {best.label}."
+    low = int(np.nanargmin(each))
+    high = int(np.nanargmax(each))
+    return (
+        f"{three(each[low])} for client {names[low]} to {three(each[high])} for client "
+        f"{names[high]}, with {best.label}."
+    )
 
 
 def _votes(runs: Sequence[Run]) -> str:
@@ -192,8 +198,8 @@ def _votes(runs: Sequence[Run]) -> str:
         if len(gains) == len(SAID):
             text = f"{run.label} {signed(gains[0])}, with a task id {signed(gains[1])}"
             votes.append((gains[0], text))
-    votes.sort(key=lambda vote: -vote[0])
-    most = "; ".join(text for _, text in votes[:2])
+    votes.sort(key=itemgetter(0), reverse=True)
+    most = "; ".join(map(itemgetter(1), votes[:2]))
     return most and f"{most}."
 
 
@@ -208,4 +214,5 @@ def _prints_equal(one: float, two: float) -> bool:
 def _list(names: Sequence[str]) -> str:
     if len(names) > 4:
         names = [*names[:3], f"{len(names) - 3} more"]
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    *first, last = names
+    return " and ".join(filter(None, [", ".join(first), last]))

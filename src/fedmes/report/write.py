@@ -49,9 +49,10 @@ def write_report(
 
     groups, left_out = collect.collect(directories)
     if not groups:
-        reasons = "; ".join(f"{each.directory} {each.reason}" for each in left_out[:3])
-        more = f"; {len(left_out) - 3} more" if len(left_out) > 3 else ""
-        raise UserError(f"report: no finished run to report on ({reasons}{more})")
+        reasons = [f"{each.directory} {each.reason}" for each in left_out[:3]]
+        if len(left_out) > 3:
+            reasons.append(f"{len(left_out) - 3} more")
+        raise UserError(f"report: no finished run to report on ({'; '.join(reasons)})")
     for path in (out, csv, latex):
         if path is not None and path.is_dir():
             raise UserError(f"report: {path} is a directory; a file name is needed")
@@ -80,7 +81,9 @@ def _save_figures(groups: Sequence[Group], folder: Path) -> None:
     from fedmes.report import clients, figures
 
     for number, group in enumerate(groups):
-        place = folder if len(groups) == 1 else folder / f"{number + 1}-{group.config.benchmark}"
-        names = [printable(name) for name in clients.client_names(group, clients.streams(group))]
+        place = folder
+        if len(groups) > 1:
+            place = folder / f"{number + 1}-{group.config.benchmark}"
+        names = list(map(printable, clients.client_names(group, clients.streams(group))))
         for name, figure in figures.figures_of(group, names).items():
             figures.save(figure, place, name)
