@@ -4,6 +4,7 @@ reported, resumed and extended by this one."""
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedmes
 from fedmes.cli.app import app
+from fedmes.config.options import SECTIONS, Config
 from fedmes.data import digits
 from fedmes.results import run_dir
 
@@ -58,6 +60,36 @@ def test_a_stopped_run_goes_on_to_the_same_result(old):
         for entry in then:
             # a last bit depends on the processor
             np.testing.assert_allclose(now[entry], then[entry], atol=1e-6)
+
+
+def test_a_run_from_before_an_option_existed_has_its_default(old):
+    path = old / "stopped/config.toml"
+    newer = ("theta = 0.5\n", "mbps = 40.0\n", 'models = "all"\n')
+    content = path.read_text()
+    for line in newer:
+        assert content.count(line) == 1
+        content = content.replace(line, "")
+    path.write_text(content)
+    config = run_dir.load(old / "finished").config.with_({"checkpoint.every": 1.0})
+    stored = run_dir.stored_config(old / "stopped")
+    assert run_dir.contradictions(stored, config) == []
+    other = config.with_({"knn.theta": 0.3})
+    assert run_dir.contradictions(stored, other) == ["knn.theta: 0.5 there, 0.3 here"]
+    with pytest.raises(fedmes.UserError, match="knn.theta: 0.5 there, 0.3 here"):
+        run_dir.check_claim(old / "stopped", other)
+    command("resume", old / "stopped")
+    assert run_dir.finished(old / "stopped", config)
+    path.write_text(content)
+    assert run_dir.finished(old / "stopped", config)
+    assert not run_dir.finished(old / "stopped", other)
+
+
+def test_every_option_can_be_absent_from_a_file():
+    """No value is no line in TOML, so that None can only be a default."""
+    for section in (Config, *SECTIONS.values()):
+        for name, field in section.model_fields.items():
+            if type(None) in get_args(field.annotation):
+                assert field.default is None, name
 
 
 def test_a_finished_run_is_extended(old):

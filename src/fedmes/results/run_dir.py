@@ -237,7 +237,10 @@ def _read_config(directory: Path) -> dict[str, Any] | None:
 
 def finished(directory: Path, config: Config) -> bool:
     """Does the directory hold just this run, finished, with files that can be read?"""
-    if not (directory / "result.json").is_file() or _read_config(directory) != comparable(config):
+    if not (directory / "result.json").is_file():
+        return False
+    stored = _read_config(directory)
+    if stored is None or _difference(stored, comparable(config)):
         return False
     try:
         load(directory)
@@ -359,8 +362,11 @@ def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:
 def _differences(
     there: Mapping[str, Any], here: Mapping[str, Any], keys: Iterable[str]
 ) -> list[str]:
+    # a run from before an option existed has its default
+    defaults = Config.model_construct().options()
     differing = []
     for key in sorted(keys):
-        if there.get(key) != here.get(key):
-            differing.append(f"{key}: {there.get(key)} there, {here.get(key)} here")
+        stored = there.get(key, defaults.get(key))
+        if stored != here.get(key):
+            differing.append(f"{key}: {stored} there, {here.get(key)} here")
     return differing
