@@ -183,7 +183,8 @@ def test_each_client_of_own_data_becomes_a_site(tmp_path, pictures):
     for name in ("north", "south"):
         (tmp_path / "all" / name).symlink_to(pictures)
     options = {"data.path": str(tmp_path / "all"), "data.image_size": 4, "model": "linear"}
-    settled, sites = sites_of_custom_data(config.load(None, options), tmp_path / "all")
+    known, sites = sites_of_custom_data(config.load(None, options), tmp_path / "all")
+    settled = known.config
     assert sites == {name: {"data": str(tmp_path / "all" / name)} for name in ("north", "south")}
     assert (settled.federation.classes, settled.federation.shape) == (["cat", "dog"], [1, 4, 4])
     (tmp_path / "config.toml").write_text(settled.to_toml({}))

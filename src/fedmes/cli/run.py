@@ -85,11 +85,10 @@ def extend(
     DIR is not changed; the result covers old and new tasks.
     """
     from fedmes.experiment import runner
-    from fedmes.experiment.prepare import prepare
 
     given = runner.named_here(method=method, model=model)
-    config, state = runner.extended(directory, data, given, trust)
-    _run(prepare(config, given), out, quiet, True, again, state=state)
+    prepared, state = runner.extended(directory, data, given, trust)
+    _run(prepared, out, quiet, True, again, state=state)
 
 
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
@@ -103,8 +102,7 @@ def compare(
 ) -> None:
     """Compare several methods on the same splits and initial weights; finished runs are reused."""
     from fedmes.cli import render
-    from fedmes.experiment import runner
-    from fedmes.experiment.made_from import refuse
+    from fedmes.experiment.made_from import refuse, stale
     from fedmes.experiment.prepare import prepare
     from fedmes.methods import METHODS
     from fedmes.results import run_dir
@@ -120,7 +118,9 @@ def compare(
             unfit.append(str(error))
     directory = out or run_dir.default_directory(config.with_({"method": "compare"}))
     places = [directory / one.config.method_name for one in prepared]
-    changes = [runner.stale(one, place) for one, place in zip(prepared, places, strict=True)]
+    changes = []
+    for one, place in zip(prepared, places, strict=True):
+        changes.append(stale(place, one.made_from, one.config))
     for place, names in zip(places, changes, strict=True):
         if not again:  # before anything is trained
             refuse(place, names, "--again reruns what has changed")

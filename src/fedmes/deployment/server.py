@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from fedmes.config.options import Config
 from fedmes.engines.flower.engine import FlowerEngine
 from fedmes.errors import UserError
+from fedmes.experiment.made_from import refuse, stale
 from fedmes.experiment.prepare import prepare, sites_blueprint
 from fedmes.experiment.recorder import Listener, Origin
 from fedmes.experiment.runner import as_stored, execute
@@ -16,6 +17,9 @@ from fedmes.experiment.train import Training, train, working_in
 from fedmes.results import client_dir, run_dir
 from fedmes.results.run_dir import Result
 from fedmes.tensors import put
+
+# a run of real sites cannot be repeated: they have learned from it
+ANOTHER = "begin another one, with another out and another federation.name"
 
 
 def serve(
@@ -28,21 +32,30 @@ def serve(
         raise UserError("seeds: real sites learn once; name one seed")
     if not config.federation.sites:  # a trial: every site holds a share of a benchmark
         return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
-    config, method, initial = sites_blueprint(config)
+    known = sites_blueprint(config)
+    config = known.config
     with working_in(directory, config):
+        refuse(directory, stale(directory, known.made_from, config), ANOTHER)
         run_dir.claim(directory, config)
-        engine = FlowerEngine(method, initial, config, grid)
+        engine = FlowerEngine(known.method, known.initial, config, grid)
         training = Training(
-            config, directory, None, on_progress, resume=True, more=engine.anything_to_do
+            config,
+            directory,
+            None,
+            on_progress,
+            resume=True,
+            made_from=known.made_from,
+            more=engine.anything_to_do,
         )
         recorder = train(engine, training)
         if not recorder.accuracy:
             raise UserError("; ".join(["no site has finished a task in this run", *engine.notes]))
         folder = directory / f"seed{config.seeds[0]}"
         folder.mkdir(exist_ok=True)
-        client_dir.save_model(folder / "initial.safetensors", put("w", initial[0]))
+        client_dir.save_model(folder / "initial.safetensors", put("w", known.initial[0]))
         client_dir.save_model(folder / "global.safetensors", engine.server_state(0))
-        result = recorder.result(method.net.parameter_count, engine.notes, Origin())
+        origin = Origin(made_from=known.made_from)
+        result = recorder.result(known.method.net.parameter_count, engine.notes, origin)
         result.sites_left_out = engine.sites_left_out
         result.write(directory)
     return result

@@ -14,11 +14,14 @@ from fedmes.config.options import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.errors import FederationError, Stopped, UserError
-from fedmes.experiment.prepare import agreement, prepare, sites_blueprint
+from fedmes.experiment.made_from import refuse, stale
+from fedmes.experiment.prepare import Blueprint, Prepared, agreement, prepare, sites_blueprint
 from fedmes.experiment.recorder import Standing
 from fedmes.experiment.train import alone_in
 from fedmes.results import checkpoint, run_dir
 from fedmes.results.run_dir import Result
+
+ANOTHER = "begin another one, with another --out"
 
 Watcher = Callable[[Standing], None]
 
@@ -29,16 +32,21 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     Called again with the same directory, it resumes the run.
     """
     config = config.with_({"engine.name": "flower"})
+    known: Prepared | Blueprint
     if config.data.path is None:
-        config = prepare(config).config
-        sites = {f"site{k}": {"client": k} for k in range(config.clients)}
+        known = prepare(config)
+        sites = {f"site{k}": {"client": k} for k in range(known.config.clients)}
     else:
-        config, sites = sites_of_custom_data(config, Path(config.data.path))
+        known, sites = sites_of_custom_data(config, Path(config.data.path))
+    config = known.config
     directory = (out or run_dir.default_directory(config)).resolve()
+    changes = stale(directory, known.made_from, config)
     if run_dir.finished(directory, config):
+        refuse(directory, changes, ANOTHER)
         return run_dir.load(directory)
     # the server, which takes the directory over, finds it as it will be
     with alone_in(directory, config):
+        refuse(directory, changes, ANOTHER)
         run_dir.claim(directory, config)
     folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -56,8 +64,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     return run_dir.load(directory)
 
 
-def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
-    """The configuration that the sites agree on, and each client's folder as a site's data."""
+def sites_of_custom_data(config: Config, data: Path) -> tuple[Blueprint, dict[str, dict[str, Any]]]:
+    """What the sites agree on, and each client's folder as a site's data."""
     if not data.is_dir():
         raise UserError(
             "federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*"
@@ -68,8 +76,8 @@ def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, 
             f"sites: {config.clients} asked for, but {data} has {agreed.clients}; "
             "leave the option out"
         )
-    config, _, _ = sites_blueprint(agreed)
-    return config, {name: {"data": str(data / name)} for name in config.federation.sites}
+    sites = {name: {"data": str(data / name)} for name in agreed.federation.sites}
+    return sites_blueprint(agreed), sites
 
 
 def _place(folder: Path, content: dict[str, Any]) -> Path:

@@ -1,4 +1,5 @@
-"""Hashes of what a configuration only names: the source of a custom method or model, and the data.
+"""Hashes of what a configuration only names: the source of a custom method or model, the parameters
+of a network that are not trained, and the data.
 
 They are kept with a result and in checkpoints, so that numbers from another source or other data
 are not taken for this run's.
@@ -19,8 +20,11 @@ from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
+from fedmes.methods.base import Method
 from fedmes.models import networks
+from fedmes.results import checkpoint, run_dir
 
+SHORT = 12  # characters of a hash, where people compare two
 # None: there is no source, as of a class typed into an interpreter
 Hashes = dict[str, str | None]
 
@@ -45,6 +49,12 @@ def source_hashes(used: Mapping[str, Callable[..., Any]]) -> Hashes:
             if text is not None:
                 found[kind] = hashlib.sha256(text.encode()).hexdigest()
     return found
+
+
+def frozen_hash(method: Method) -> Hashes:
+    """Of what its network does not train, such as published weights; most networks train all."""
+    found = method.net.frozen_sha256
+    return {} if found is None else {"frozen": found}
 
 
 def data_hash(config: Config, dataset: Dataset) -> str:
@@ -84,8 +94,24 @@ def changed(
     if config.data.path:
         names["data"] = f"data {config.data.path}"
     names |= {f"data.more.{i}": f"data {path}" for i, path in enumerate(config.data.more)}
+    if "frozen" in before and "frozen" in now:
+        hashes = f"SHA-256 {short(before['frozen'])} then, {short(now['frozen'])} now"
+        names["frozen"] = f"what is frozen in model {config.model.name} ({hashes})"
     common = [key for key in now if key in before]
     return [names[key] for key in common if now[key] is None or now[key] != before[key]]
+
+
+def short(sha256: str | None) -> str:
+    return sha256[:SHORT] if sha256 else "none"
+
+
+def stale(directory: Path, now: Mapping[str, str | None], config: Config) -> list[str]:
+    """What has changed since the run in the directory was made, or as much of it as there is."""
+    try:
+        before = run_dir.load(directory).made_from
+    except UserError:  # it is not finished
+        before = (checkpoint.about(directory) or {}).get("made_from", {})
+    return changed(before, now, config)
 
 
 def refuse(place: Path, changes: list[str], remedy: str = "--again runs it again") -> None:

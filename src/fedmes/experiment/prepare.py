@@ -24,7 +24,7 @@ from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.experiment import rehearsal
 from fedmes.experiment.features import few_rows, few_samples, for_network, front_features
-from fedmes.experiment.made_from import Hashes, made_from
+from fedmes.experiment.made_from import Hashes, frozen_hash, made_from, source_hashes
 from fedmes.experiment.resolve import DataFacts, Make, makers, model_name, resolve
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
@@ -66,7 +66,8 @@ def prepare(
     source = open_source(config)
     streams = open_streams(config, source)
     given = makers(config, given, model_name(config, source.dataset.shape))
-    source = replace(source, dataset=for_network(source.dataset, given["model"]))
+    as_read = source.dataset
+    source = replace(source, dataset=for_network(as_read, given["model"]))
     facts, samples = _facts(config, source, streams, given["model"])
     resolved, method, initial = resolve(config, facts, given)
     federations = _federations(resolved, method, source, streams, initial)
@@ -81,7 +82,7 @@ def prepare(
         with suppress(UserError):
             other, evaluated, _ = resolve(resolved.with_(options), facts, given)
             others[name] = EvalProtocol(other, evaluated)
-    hashes = made_from(resolved, given, source.dataset)
+    hashes = made_from(resolved, given, as_read) | frozen_hash(method)
     return Prepared(resolved, source, federations, method, samples, others, hashes)
 
 
@@ -192,13 +193,23 @@ def _rehearse(
         rehearsal.rehearse(method, makers["method"], owners, federation, source.dataset)
 
 
-def sites_blueprint(config: Config) -> tuple[ResolvedConfig, Method, list[Tensors]]:
-    """What a server of real sites knows without any data: the resolved configuration, the method
-    and the initial weights of each seed."""
+@dataclass(frozen=True)
+class Blueprint:
+    """What a server of real sites knows without any data."""
+
+    config: ResolvedConfig
+    method: Method
+    initial: list[Tensors]  # weights of each seed
+    made_from: Hashes
+
+
+def sites_blueprint(config: Config) -> Blueprint:
     agreed = config.federation
     classes = (len(agreed.classes),)
     facts = DataFacts(len(agreed.sites), config.tasks, tuple(agreed.shape), classes)
-    return resolve(config, facts)
+    resolved, method, initial = resolve(config, facts)
+    hashes = source_hashes(makers(resolved)) | frozen_hash(method)
+    return Blueprint(resolved, method, initial, hashes)
 
 
 def agreement(config: Config) -> Config:

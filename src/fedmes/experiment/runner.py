@@ -19,7 +19,7 @@ from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
-from fedmes.experiment.made_from import changed, made_from, refuse
+from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse, stale
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
 from fedmes.experiment.train import (
@@ -83,11 +83,9 @@ def extend(
     `method`, `model`: the run's custom ones, if any; `trust`: import them from the files that the
     directory names."""
     given = named_here(method=method, model=model)
-    config, state = extended(Path(directory), Path(data), given, trust)
+    prepared, state = extended(Path(directory), Path(data), given, trust)
     place = Path(out) if out else None
-    return execute(
-        prepare(config, given), place, on_progress, resume=True, state=state, again=again
-    )
+    return execute(prepared, place, on_progress, resume=True, state=state, again=again)
 
 
 def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
@@ -118,8 +116,8 @@ def extended(
     data: Path,
     given: Mapping[str, Callable[..., Any]] | None = None,
     trust: bool = False,
-) -> tuple[Config, State]:
-    """The configuration of a finished run with further tasks after its own, and its last state."""
+) -> tuple[Prepared, State]:
+    """A finished run with further tasks after its own, and its last state."""
     before = of_directory(directory, given or {}, trust, "extend")
     if not (directory / "result.json").is_file():
         first = run_dir.resume_command(directory, before)
@@ -132,8 +130,9 @@ def extended(
             f"extend: the data of {directory} has changed since; "
             "further tasks belong in a file or folder of their own"
         )
+    remedy = "run it again first, with --again"
     hashes = made_from(before, makers(before, given), source.dataset)
-    refuse(directory, changed(result.made_from, hashes, before), "run it again first, with --again")
+    refuse(directory, changed(result.made_from, hashes, before), remedy)
     if (state := checkpoint.latest(directory)) is None:
         raise UserError(
             f"extend: {directory} keeps no state to continue from, "
@@ -147,7 +146,9 @@ def extended(
     else:
         tables = [custom.read(Path(path), before.data.image_size) for path in more]
         content["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
-    return configuration.stored(content, directory), state
+    prepared = prepare(configuration.stored(content, directory), given)
+    refuse(directory, changed(result.made_from, frozen_hash(prepared.method), before), remedy)
+    return prepared, state
 
 
 def as_stored(
@@ -242,7 +243,7 @@ def _reused(prepared: Prepared, directory: Path) -> Result | None:
     """The result, if the run is finished. One made from something else is an error."""
     if not run_dir.finished(directory, prepared.config):
         return None
-    refuse(directory, stale(prepared, directory))
+    refuse(directory, stale(directory, prepared.made_from, prepared.config))
     result = run_dir.load(directory)
     result.reused = True
     return result
@@ -260,19 +261,10 @@ def _resumes(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool
             f"{place}: this run was stopped after round {done}; to resume: {command}\n"
             "to start over, and lose what is there: --again"
         )
-    changes = stale(prepared, place)
+    changes = stale(place, prepared.made_from, prepared.config)
     if not again:
         refuse(place, changes)
     return not changes
-
-
-def stale(prepared: Prepared, directory: Path) -> list[str]:
-    """What has changed since the run in the directory was made, or as much of it as there is."""
-    try:
-        before = run_dir.load(directory).made_from
-    except UserError:  # it is not finished
-        before = (checkpoint.about(directory) or {}).get("made_from", {})
-    return changed(before, prepared.made_from, prepared.config)
 
 
 def _engine(prepared: Prepared) -> Engine:

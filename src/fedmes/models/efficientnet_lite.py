@@ -109,6 +109,8 @@ class EfficientNetLite0(nn.Module):
             raise UserError(
                 f"model.weights: {len(given)} tensors without the head; lite0 has {len(own)}"
             )
+        if set(given) == set(own):  # the layers' own names: a file may have them in any order
+            given = list(own)
         for name, mine in zip(given, own, strict=True):
             theirs = tuple(published[name].shape)
             if theirs != tuple(own[mine].shape):
