@@ -32,6 +32,16 @@ def three(value: float | None) -> str:
     return "0.000" if text == "-0.000" else text
 
 
+def size(number: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    amount = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} TB"
+
+
 def natural(text: str, decimals: bool = False) -> list[tuple[int, float, str]]:
     """A key to sort by: task2 before task10; with `decimals`, 0.25 before 0.5."""
     number = r"(\d+(?:\.\d+)?)" if decimals else r"(\d+)"

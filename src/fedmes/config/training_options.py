@@ -59,10 +59,12 @@ class Model(Section):
     size: Positive | None = option(
         None, "pixels per side at which a pretrained network sees images.", unset="`224`"
     )
-    cache: Literal["auto", "off"] | None = option(
+    cache: Literal["auto", "device", "host", "disk", "off"] | None = option(
         None,
-        "whether outputs of the frozen front of a network are kept. `auto`: they are computed once "
-        "per image and kept on disk; `off`: in every step, so that a method may move images.",
+        "where training reads the outputs of a network's frozen front. They are computed once per "
+        "image and kept in a file, from which they are read into the memory of the `device` or of "
+        "the `host`, or batch by batch (`disk`); `auto`: the first of these that has room; `off`: "
+        "the front runs in every step, so that a method may move images.",
         unset="`auto`",
         role="engine",
     )

@@ -66,7 +66,10 @@ def activation_bytes(net: Net, samples: Samples) -> float:
     """What one sample leaves behind for the backward pass."""
     params = cast(net.initial, samples.device, samples.dtype)
     params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    # weights are there once, and what is frozen once for all clients
     own = {p.data_ptr() for p in params.values()}
+    for part in net.frozen:
+        own |= {t.data_ptr() for t in (*part.parameters(), *part.buffers())}
     saved = 0
 
     def note(tensor: Tensor) -> Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
@@ -46,21 +44,22 @@ class Federation:
 
 
 class Samples:
-    """The data set on the device, as stored; rows are normalised when they are taken, but for whole
-    numbers such as token ids."""
+    """The data set as stored; rows are normalised when they are taken, but for whole numbers such
+    as token ids. It lies on the device; features may lie in the host's memory or in a file."""
 
     def __init__(
         self,
         dataset: Dataset,
         device: torch.device,
         dtype: torch.dtype,
-        features: NDArray[Any] | None = None,
+        features: Tensor | None = None,
     ) -> None:
         """`features`: what a frozen front made of the samples, in their place; [N, ...]."""
-        x = dataset.x if features is None else features
-        # torch takes no other arrays
-        self.x = torch.from_numpy(np.require(x, requirements="W")).to(device)
         self.are_features = features is not None
+        if features is None:
+            # torch takes no other arrays
+            features = torch.from_numpy(np.require(dataset.x, requirements="W")).to(device)
+        self.x = features
         self.y = torch.from_numpy(dataset.y).to(device)
         self.source: Tensor | None = None
         if dataset.source is not None:
@@ -92,10 +91,15 @@ class Samples:
         centred = x.to(self.dtype) - widened(offset[source], x)
         return centred / widened(divisor[source], x)
 
+    @property
+    def far(self) -> bool:
+        """Must rows be fetched from another memory than the device's?"""
+        return self.x.device.type != self.device.type
+
     def stored(self, rows: Tensor) -> Tensor:
         """Rows [...] as stored, but images with channels first: moving axes costs least while
         pixels are bytes."""
-        x = self.x[rows]
+        x = self.x[rows.to(self.x.device)].to(self.device)
         if self.x.ndim == 4 and not self.are_features:
             return x.movedim(-1, -3).contiguous()
         return x

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from fedmes.common.text import size
 from fedmes.engines.client_data import ClientData
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import Prepared
@@ -28,8 +29,8 @@ def check(prepared: Prepared, directory: Path) -> None:
     needed = copies * state + results
     if needed > free:
         raise UserError(
-            f"out: {directory} needs about {_size(needed)} (checkpoints {copies} x "
-            f"{_size(state)}, results {_size(results)}), and {_size(free)} are free; "
+            f"out: {directory} needs about {size(needed)} (checkpoints {copies} x "
+            f"{size(state)}, results {size(results)}), and {size(free)} are free; "
             "choose another place, or fewer seeds or clients"
         )
 
@@ -68,12 +69,3 @@ def _bytes(tensors: Tensors) -> int:
 def _taken(directory: Path) -> int:
     """What the directory already contains, and the run will replace."""
     return sum(os.stat(path).st_size for path in directory.rglob("*") if path.is_file())
-
-
-def _size(number: int) -> str:
-    amount = float(number)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} TB"

@@ -12,16 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmes.common import limits
+from fedmes.common.text import size
 from fedmes.config.options import Config
 from fedmes.data.catalog import data_root
 from fedmes.data.dataset import Dataset, Normalisation
+from fedmes.engines.capacity import free_bytes
 from fedmes.engines.client_data import Samples
 from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.errors import UserError
 from fedmes.experiment.resolve import DataFacts, build_net, model_name
 from fedmes.models.features import front_outputs
 from fedmes.scenario.stream import Stream
 
 FEW = 3  # samples to try a network with
+SHARE = 0.5  # of free memory that features may take; training needs the rest
 
 
 def for_network(dataset: Dataset, make_model: Callable[..., Any]) -> Dataset:
@@ -62,3 +67,35 @@ def front_features(
     front.to(pick_device(config.device), dtype)
     weights = net.frozen_sha256 or ""
     return front_outputs(front, dataset.x, weights, data_root() / "features", dtype)
+
+
+def placed(features: NDArray[Any], config: Config) -> Tensor:
+    """Features, as their file holds them, where training is to read them."""
+    device = pick_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the front took is free again
+    place: str = config.model.cache or "auto"
+    if place == "auto":
+        place = _first_with_room(features.nbytes, device)
+    mapped = torch.from_numpy(features)
+    if place == "disk":
+        return mapped
+    if place == "host":
+        device = torch.device("cpu")
+    _check_room(features.nbytes, place, device)
+    return mapped.to(device, copy=True)
+
+
+def _first_with_room(needed: int, device: torch.device) -> str:
+    if needed <= SHARE * free_bytes(device):
+        return "device"
+    return "host" if needed <= SHARE * limits.free_memory() else "disk"
+
+
+def _check_room(needed: int, place: str, device: torch.device) -> None:
+    free = free_bytes(device)
+    if needed > free:
+        raise UserError(
+            f"model.cache={place}: features take {size(needed)}, and {size(free)} of its memory "
+            "are free; auto finds a place for them"
+        )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedmes.common import limits, plugins
@@ -23,7 +22,7 @@ from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.experiment import rehearsal
-from fedmes.experiment.features import few_rows, few_samples, for_network, front_features
+from fedmes.experiment.features import few_rows, few_samples, for_network, front_features, placed
 from fedmes.experiment.made_from import Hashes, frozen_hash, made_from, source_hashes
 from fedmes.experiment.resolve import DataFacts, Make, makers, model_name, resolve
 from fedmes.methods import METHODS
@@ -109,12 +108,13 @@ def _facts(
 def _with_samples(
     config: Config, facts: DataFacts, dataset: Dataset, make_model: Make, rows: Ints
 ) -> tuple[DataFacts, Samples]:
-    """The samples on the device, or what a frozen front makes of them in their place."""
+    """The samples on the device; or in their place what a frozen front makes of them."""
+    device = pick_device(config.device)
     features = front_features(config, facts, make_model, dataset)
-    if features is not None:
-        few = torch.from_numpy(np.array(features[rows])).float()
-        facts = replace(facts, few_features=few)
-    return facts, Samples(dataset, pick_device(config.device), dtype_of(config), features)
+    if features is None:
+        return facts, Samples(dataset, device, dtype_of(config))
+    facts = replace(facts, few_features=torch.from_numpy(features[rows]).float())
+    return facts, Samples(dataset, device, dtype_of(config), placed(features, config))
 
 
 def _federations(

@@ -7,6 +7,7 @@ the precision. A second run with the same key opens the file and starts at once.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from fedmes.common.files import whole
 from fedmes.common.progress import bar
+from fedmes.common.text import size
 from fedmes.errors import UserError
 
 TOGETHER = 250  # images in one pass
@@ -35,14 +37,25 @@ def front_outputs(
         one = front(_pixels(x[:1], device, dtype))
     path = folder / f"{_key(x, front, weights, one)}.npy"
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _check_space(folder, len(x), one)
             _compute(front, x, one, path)
         except OSError as error:
             raise UserError(
                 f"features cannot be kept in {folder} ({error.strerror}); use model.cache=off"
             ) from None
-    return np.load(path, mmap_mode="r")
+    return np.load(path, mmap_mode="c")  # torch wants an array that could be written to
+
+
+def _check_space(folder: Path, count: int, one: Tensor) -> None:
+    needed = count * one[0].numel() * np.dtype(KEPT[one.dtype]).itemsize
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"features take {size(needed)} in {folder}, and {size(free)} are free; "
+            "use model.cache=off, or another data folder (FEDMES_DATA)"
+        )
 
 
 def _compute(front: nn.Module, x: NDArray[Any], one: Tensor, path: Path) -> None:

@@ -47,6 +47,8 @@ class Numbers(NamedTuple):
 
     rows: Tensor  # -1: padding
     task: Tensor  # the index of the task each sample belongs to
+    # the samples as stored, where they were fetched from another memory than the device's
+    x: Tensor | None = None
 
 
 class Batches:
@@ -74,7 +76,18 @@ class Batches:
         """Ragged sample numbers of clients as padded tables."""
         rows = padded(each(lambda plan, n: plan.rows[n], plans, numbers), width)
         task = padded(each(lambda plan, n: plan.task[n], plans, numbers), width)
-        return Numbers(self.put(rows), self.put(np.maximum(task, 0)))
+        x = self.fetched(torch.from_numpy(rows)) if self.data.far else None
+        return Numbers(self.put(rows), self.put(np.maximum(task, 0)), x)
+
+    def fetched(self, rows: Tensor) -> Tensor:
+        """Stored samples of rows that the host knows."""
+        return self.data.stored(rows.clamp(min=0))
+
+    def room(self, *shape: int) -> Numbers:
+        """A place for the numbers of so many samples, and for what is fetched of them."""
+        rows = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        x = self.fetched(rows) if self.data.far else None
+        return Numbers(rows, torch.zeros_like(rows), x)
 
     def pieces(self, plans: Grid, numbers: Grid, width: int | None = None) -> Iterator[Numbers]:
         """Each client's sample numbers a piece at a time; with a width, all pieces have it."""
@@ -83,10 +96,12 @@ class Batches:
             piece = slice(start, start + step)
             yield self.numbers(plans, each(itemgetter(piece), numbers), width)
 
-    def samples(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised samples, labels and mask of rows [seed, client, sample]."""
+    def samples(self, rows: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised samples, labels and mask of rows [seed, client, sample]; `x`: the samples, if
+        they were fetched."""
         real = rows.clamp(min=0)
-        x = self.data.stored(real)
+        if x is None:
+            x = self.data.stored(real)
         if not self.data.whole:
             x = (x.to(self.data.dtype) - self._of(real, self.offset)) / self._of(real, self.divisor)
         return x, self.data.y[real], (rows >= 0).to(self.data.dtype)
@@ -104,7 +119,7 @@ class Batches:
 
     def batch(self, numbers: Numbers, ctx: ClientContext) -> Batch:
         """Samples as training in each client's current task sees them."""
-        x, y, mask = self.samples(numbers.rows)
+        x, y, mask = self.samples(numbers.rows, numbers.x)
         scope = ctx.seen[:, :, None].expand(*y.shape, -1)
         if self.scope == "tasks":
             seed = torch.arange(len(self.blocks_so_far), device=self.device)[:, None]

@@ -207,9 +207,7 @@ class StackedEngine:
         assert self.method.measure is not None
         measure = over(self.method.measure, "csc")
         width = min(TOGETHER, max(plan.longest for row in self.plans for plan in row))
-        shape = (self.seeds, len(range(self.clients)[group]), width)
-        rows = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        buffer = Numbers(rows, torch.zeros_like(rows))
+        buffer = self.batches.room(self.seeds, len(range(self.clients)[group]), width)
         state, server, ctx = self._clients.part(group)
 
         def sums() -> Tensors:
@@ -376,9 +374,10 @@ def _cloned(tensors: Tensors) -> Tensors:
     return {name: t.clone() for name, t in tensors.items()}
 
 
-def _copy(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _copy(into: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> None:
     for mine, new in zip(into, values, strict=True):
-        mine.copy_(new)
+        if mine is not None and new is not None:
+            mine.copy_(new)
 
 
 def _where(flags: Tensor, new: Tensor, old: Tensor) -> Tensor:

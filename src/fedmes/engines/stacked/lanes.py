@@ -157,6 +157,10 @@ class Lane:
         self.slot_ctx = ClientContext(*(_slots(t, widths) for t in clients.ctx))
         tables = widths.empty_tables(longest, pin=False)
         self.tables = Tables(*(t.to(batches.device) for t in tables))
+        self.planned = self.tables  # the same as the host has them
+        # what a step reads in addition, where the device does not hold the samples
+        self.fetched = batches.room(widths.seeds, widths.slots, widths.batch).x
+        self.memory_fetched = batches.room(widths.seeds, widths.slots, widths.memory).x
         self.clock = torch.zeros(1, dtype=torch.int64, device=batches.device)
         self.changed: list[str] = []  # the entries that a step changes
         self.advance: Callable[[], object] = self.step
@@ -167,8 +171,9 @@ class Lane:
         result is not read."""
         now = Tables(*(table[self.clock][0] for table in self.tables))
         ctx = self.slot_ctx._replace(epoch=now.epoch, key=now.key)
-        batch = self.batches.batch(Numbers(now.rows, now.task), ctx)
-        memory = self.batches.batch(Numbers(now.memory_rows, now.memory_task), ctx)
+        batch = self.batches.batch(Numbers(now.rows, now.task, self.fetched), ctx)
+        memory_numbers = Numbers(now.memory_rows, now.memory_task, self.memory_fetched)
+        memory = self.batches.batch(memory_numbers, ctx)
         new = over(self.method.step, "csccc")(self.slots, self.server, batch, memory, ctx)
         for name, value in new.items():
             self.slots[name].copy_(value)
@@ -208,6 +213,7 @@ class Lane:
 
     def load(self, tables: Tables) -> None:
         """Send a round's tables to the device."""
+        self.planned = tables
         for buffer, values in zip(self.tables, tables, strict=True):
             buffer[: len(values)].copy_(values, non_blocking=True)
 
@@ -217,7 +223,8 @@ class Lane:
         self.clock.zero_()
         done = 0
         for step, entering, leaving in table.changes():
-            for _ in range(step - done):
+            for i in range(done, step):
+                self._fetch(i)
                 self.advance()
             done = step
             for seed, slot, client in leaving.tolist():
@@ -227,6 +234,14 @@ class Lane:
                 )
             for seed, slot, client in entering.tolist():
                 _copy(self._views("slot", seed, slot), self._views("client", seed, client))
+
+    def _fetch(self, step: int) -> None:
+        """Samples from another memory, in their place before the step reads them. They are gathered
+        while the device is still busy with the step before."""
+        if self.fetched is not None:
+            self.fetched.copy_(self.batches.fetched(self.planned.rows[step]))
+        if self.memory_fetched is not None:
+            self.memory_fetched.copy_(self.batches.fetched(self.planned.memory_rows[step]))
 
     def _views(self, what: str, seed: int, index: int) -> list[list[Tensor]]:
         """One client's or one slot's tensors, by type, as views that are made once."""

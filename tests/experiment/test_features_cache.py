@@ -1,0 +1,106 @@
+"""Where the outputs of a frozen front are kept: equal bits from every place, and no surprise."""
+
+import shutil
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+
+from fedmes import config
+from fedmes.common import limits
+from fedmes.engines.capacity import activation_bytes
+from fedmes.engines.client_data import Samples
+from fedmes.errors import UserError
+from fedmes.experiment import features
+from fedmes.experiment.prepare import prepare
+from helpers.frozen_front import TINY, WIDTH, Small, clients, scores
+
+Usage = namedtuple("Usage", "total used free")
+FEATURES = 10 * (20 + 4) * WIDTH * 8  # bytes of the outputs, for 10 classes of images
+PLACES = ["auto", "device", "host", "disk"]
+
+
+@pytest.fixture(autouse=True)
+def features_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
+    return tmp_path / "features"
+
+
+def prepared(**options):
+    return prepare(config.load(None, TINY | options), {"model": Small})
+
+
+def assert_equal_runs(runs):
+    base, accuracy = runs[0]
+    for run, other in runs[1:]:
+        assert str(other) == str(accuracy)
+        for mine, theirs in zip(clients(base), clients(run), strict=True):
+            for name, value in mine.items():
+                assert torch.equal(theirs[name], value), name
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_every_place_gives_equal_bits(engine, features_folder):
+    options = {"method": "fedmes"}
+    assert_equal_runs([scores(engine, **options, **{"model.cache": place}) for place in PLACES])
+    assert len(list(features_folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_features_beside_the_device_are_fetched(engine, monkeypatch):
+    """On a CPU nothing is far, so a CPU is told that it is."""
+    near = scores(engine, method="fedmes")
+    monkeypatch.setattr(Samples, "far", True)
+    assert_equal_runs([near, scores(engine, method="fedmes")])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_only_disk_reads_the_file_itself(place, features_folder):
+    prepared()
+    (path,) = features_folder.iterdir()
+    kept = np.load(path, mmap_mode="c")
+    assert kept.nbytes == FEATURES
+    found = features.placed(kept, config.load(None, TINY | {"model.cache": place}))
+    assert np.array_equal(found.numpy(), kept)
+    assert (found.data_ptr() == kept.ctypes.data) == (place == "disk")
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "place"),
+    [
+        (2 * FEATURES, 0, "device"),
+        (2 * FEATURES - 1, 2 * FEATURES, "host"),
+        (2 * FEATURES - 1, 2 * FEATURES - 1, "disk"),
+    ],
+)
+def test_auto_takes_the_first_place_with_room(device, host, place, monkeypatch):
+    monkeypatch.setattr(features, "free_bytes", lambda of: device)
+    monkeypatch.setattr(limits, "free_memory", lambda: host)
+    assert features._first_with_room(FEATURES, torch.device("cuda")) == place
+
+
+def test_a_place_without_room_is_refused(monkeypatch):
+    monkeypatch.setattr(features, "free_bytes", lambda of: FEATURES - 1)
+    with pytest.raises(UserError, match=r"model.cache=host: features take 11.5 kB, and 11.5 kB of"):
+        prepared(**{"model.cache": "host"})
+    prepared(**{"model.cache": "disk"})
+
+
+def test_a_full_disk_is_said_with_the_bytes_and_the_folder(features_folder, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, FEATURES - 1))
+    with pytest.raises(UserError, match=f"features take 11.5 kB in {features_folder}, and 11.5 kB"):
+        prepared()
+    assert list(features_folder.iterdir()) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, FEATURES))
+    assert prepared().samples.are_features
+
+
+def test_what_is_frozen_is_not_counted_with_each_sample():
+    """The frozen linear layer is kept for the backward pass, once and not for each sample."""
+    made = prepared(**{"model.train": "adapters", "model.rank": 1})
+    net = made.method.net
+    once = activation_bytes(net, made.samples)
+    net.frozen = []
+    layer = 4 * 4 * 4 * WIDTH * 8
+    assert activation_bytes(net, made.samples) - once >= layer / 2
