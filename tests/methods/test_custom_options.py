@@ -1,13 +1,16 @@
 """A custom method brings its own options: they are set, checked, stored and read like all others."""
 
 import shutil
+import sys
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedmes
 from fedmes import config
+from fedmes.cli import app as cli
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.prediction.client import load_client
@@ -32,6 +35,11 @@ class Replay(FedAvg):
 
 class Later(Replay):
     """The options of Replay, in its section."""
+
+
+class Shrink(FedAvg):
+    class Options(MethodOptions):
+        by: float = 0.1
 
 
 class Model(FedAvg):
@@ -103,6 +111,64 @@ def test_a_class_named_like_a_section_is_refused(file):
 
     with pytest.raises(UserError, match="the section model has other options"):
         prepare(config.load(None, SIZES | {"method": f"{file}:Model"}))
+
+
+@pytest.fixture
+def package(file, monkeypatch):
+    """The methods as entry points of an installed package."""
+    about = file.parent / "mine_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-package\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[fedmes.methods]\nreplay = mine:Replay\nlater = mine:Later\nshrink = mine:Shrink\n"
+    )
+    monkeypatch.syspath_prepend(str(file.parent))
+    monkeypatch.chdir(file.parent)
+    yield
+    sys.modules.pop("mine", None)
+
+
+SMALL = ["--clients", "2", "--tasks", "1", "--rounds", "1", "--epochs", "1", "-q"]
+
+
+def compare(methods, *words):
+    cli.app(["compare", "--methods", methods, *SMALL, *words], standalone_mode=False)
+
+
+def test_compare_gives_them_to_the_methods_that_have_them(package, capsys):
+    compare("fedavg,replay,later,shrink", "--set", "replay.pull=0.2", "--set", "shrink.by=0.5")
+    directory = Path(capsys.readouterr().out.strip())
+    found = {}
+    for name in ("fedavg", "replay", "later", "shrink"):
+        found[name] = run_dir.load(directory / name).config.custom
+    replay = {"replay": {"pull": 0.2, "times": 1}}
+    shrink = {"shrink": {"by": 0.5}}
+    assert found == {"fedavg": {}, "replay": replay, "later": replay, "shrink": shrink}
+    # other options are another comparison
+    compare("replay,fedavg", "--set", "replay.pull=0.3")
+    assert Path(capsys.readouterr().out.strip()) != directory
+    Path("replay.toml").write_text("[replay]\npull = 0.4\n")
+    compare("replay,fedavg", "replay.toml", "--out", "from-file")
+    assert run_dir.load(Path("from-file/replay")).config.custom["replay"]["pull"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("methods", "setting", "message"),
+    [
+        ("fedavg,shrink", "replay.pull=0.2", "unknown key 'replay'"),
+        ("fedavg,fedmes", "replay.pull=0.2", "unknown key 'replay'"),
+        ("all", "replay.pull=0.2", "unknown key 'replay'"),
+        ("shrink", "replay.pull=0.2", "unknown key 'replay'"),
+        ("fedavg,replay", "replay.pul=0.2", "unknown key 'replay.pul'"),
+        ("fedavg,replay", "replay=0.2", "unknown key 'replay'"),
+        ("fedavg,replay", "replay.pull=far", "replay.pull: must be a valid number"),
+    ],
+)
+def test_compare_refuses_what_no_method_has(package, methods, setting, message):
+    with pytest.raises(UserError) as error:
+        compare(methods, "--set", setting)
+    assert str(error.value).startswith(message)
+    assert not Path("runs").exists()
 
 
 def test_reports_show_them_and_the_command_that_runs_it_again(file, tmp_path):

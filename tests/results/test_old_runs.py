@@ -75,7 +75,7 @@ def test_a_run_from_before_an_option_existed_has_its_default(old):
     assert run_dir.contradictions(stored, config) == []
     other = config.with_({"knn.theta": 0.3})
     assert run_dir.contradictions(stored, other) == ["knn.theta: 0.5 there, 0.3 here"]
-    with pytest.raises(fedmes.UserError, match="knn.theta: 0.5 there, 0.3 here"):
+    with pytest.raises(fedmes.UserError, match=r"knn\.theta: 0\.5 there, 0\.3 here"):
         run_dir.check_claim(old / "stopped", other)
     command("resume", old / "stopped")
     assert run_dir.finished(old / "stopped", config)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -74,14 +75,25 @@ def configured(instead: Mapping[str, Any] | None = None) -> Callable[..., Callab
 
     `instead`: other typer options for some of them by dotted key; None: no such flag.
     """
-    made = {key: flag(key) for key in FLAGS.values()} | dict(instead or {})
+    return _first_argument(configuration, _parameters(instead or {}))
+
+
+def configured_for_methods() -> Callable[..., Callable[..., None]]:
+    """The same but for `--method`, for a command about several methods; its first argument makes
+    the configuration, given the sections of those that are custom."""
+    return _first_argument(
+        lambda given: partial(configuration, given), _parameters({"method": None})
+    )
+
+
+def _parameters(instead: Mapping[str, Any]) -> list[inspect.Parameter]:
+    made = {key: flag(key) for key in FLAGS.values()} | dict(instead)
     listed = [_parameter("config_file", ConfigFile)]
     for name, key in FLAGS.items():
         if made[key] is not None:
             kind = int if all_options()[key].annotation is int else str
             listed.append(_parameter(name, Annotated[kind | None, made[key]]))
-    listed += [_parameter("settings", Settings), _parameter("trust", Trust, False)]
-    return _first_argument(configuration, listed)
+    return [*listed, _parameter("settings", Settings), _parameter("trust", Trust, False)]
 
 
 def taking(make: Callable[..., Any]) -> Callable[..., Callable[..., None]]:
@@ -114,7 +126,7 @@ def _first_argument(
     return decorate
 
 
-def configuration(given: Mapping[str, Any]) -> Config:
+def configuration(given: Mapping[str, Any], custom_sections: Iterable[str] = ()) -> Config:
     """The configuration that the parameters of a command make. Of Python files, only those are
     trusted that a flag names."""
     options = {}
@@ -122,7 +134,7 @@ def configuration(given: Mapping[str, Any]) -> Config:
         if (value := given.get(name)) is not None:
             options[key] = _value(all_options()[key], value)
     options |= assignments(given["settings"])
-    made = config.load(given["config_file"], options)
+    made = config.load(given["config_file"], options, custom_sections)
     check_trust(made, options.values(), given["trust"], [kind for kind in KINDS if kind in given])
     return made
 

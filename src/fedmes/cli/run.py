@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,9 +93,9 @@ def extend(
 
 
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
-@options.configured({"method": None})
+@options.configured_for_methods()
 def compare(
-    config: Config,
+    load: Callable[[Iterable[str]], Config],
     methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="methods to compare")] = "all",
     out: options.Out = None,
     again: options.AgainIfChanged = False,
@@ -102,21 +103,27 @@ def compare(
 ) -> None:
     """Compare several methods on the same splits and initial weights; finished runs are reused."""
     from fedmes.cli import render
+    from fedmes.common import plugins
     from fedmes.experiment.made_from import refuse, stale
     from fedmes.experiment.prepare import prepare
+    from fedmes.experiment.resolve import custom_section
     from fedmes.methods import METHODS
     from fedmes.results import run_dir
 
+    sections = {}
+    for name in METHODS if methods == "all" else options.names(methods):
+        sections[name] = custom_section(plugins.resolve("method", name, METHODS))
+    config = load(sections.values())
     prepared = []
     unfit = []
-    for name in METHODS if methods == "all" else options.names(methods):
+    for name, section in sections.items():
         try:
-            prepared.append(prepare(config.with_({"method": name})))
+            prepared.append(prepare(config.for_method(name, [section])))
         except UserError as error:  # of all methods, those that this model or data suits
             if methods != "all" or not str(error).startswith(f"method {name}:"):
                 raise
             unfit.append(str(error))
-    directory = out or run_dir.default_directory(config.with_({"method": "compare"}))
+    directory = out or run_dir.default_directory(config.for_method("compare", sections.values()))
     places = [directory / one.config.method_name for one in prepared]
     changes = []
     for one, place in zip(prepared, places, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,19 @@ from fedmes.config.section import Section
 from fedmes.errors import UserError, unknown
 
 
-def load(path: Path | None, options: Mapping[str, Any]) -> Config:
+def load(
+    path: Path | None, options: Mapping[str, Any], custom_sections: Iterable[str] = ()
+) -> Config:
     """A configuration from a TOML file (or none) and options by dotted keys, over the defaults of
-    the benchmark."""
+    the benchmark. `custom_sections`: of custom methods, where it is for several methods."""
     given: dict[str, Any] = {}
     if path is not None:
         merge(given, _read_toml(path))
     for key, value in options.items():
         assign(given, key, value)
+    for name in custom_sections:
+        if isinstance(given.get(name), Mapping):
+            merge(given, {"custom": {name: given.pop(name)}})
     content: dict[str, Any] = {}
     merge(content, _defaults(given))
     merge(content, given)

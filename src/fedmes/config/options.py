@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -227,6 +227,13 @@ class Config(Section):
     def with_(self, changes: Mapping[str, Any]) -> Self:
         """A copy with some values changed, given as dotted keys."""
         return self.of(self, changes)
+
+    def for_method(self, name: str, sections: Collection[str]) -> Self:
+        """The configuration of one of several methods, which has these of the custom sections."""
+        content = self.model_dump(by_alias=True, exclude_unset=True)
+        custom = content.pop("custom", {})
+        own = {section: custom[section] for section in custom.keys() & set(sections)}
+        return self.model_validate(content | {"method": name, "custom": own})
 
     @property
     def method_name(self) -> str:

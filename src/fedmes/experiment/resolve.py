@@ -159,14 +159,21 @@ def _method(make: Make, net: Net, config: Config) -> Method:
 def _method_options(config: Config, method: Method) -> dict[str, Any]:
     """The options of a custom method with their defaults; sections that it does not have are
     refused."""
-    section = method.section()
     own = {}
-    if method.Options is not None and section not in SECTIONS:
+    if section := custom_section(type(method)):
         own[section] = method.options.model_dump(by_alias=True)
     for key in dotted(config.custom):
         if key.partition(".")[0] not in own:
             raise unknown("key", key, [*all_options(), *dotted(own)])
     return own
+
+
+def custom_section(make: Make) -> str:
+    """The section of a custom method's options; empty: it has none of its own."""
+    if not isinstance(make, type) or not issubclass(make, Method) or make.Options is None:
+        return ""
+    section = make.section()
+    return "" if section in SECTIONS else section
 
 
 def _warn_of_unused(config: Config, method: Method) -> None:
