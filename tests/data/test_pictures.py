@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedmes.data import pictures
 from fedmes.data.custom import read_folders
@@ -53,6 +53,13 @@ def palette(**options):
     image = Image.fromarray(np.tile(np.arange(6, dtype=np.uint8), (4, 1)), "P")
     image.putpalette([value for colour in COLOUR[0].tolist() for value in colour])
     return saved(image, "PNG", **options)
+
+
+def held(array, orientation, kind="PNG", **options):
+    """As a camera that was turned stores what it saw."""
+    about = Image.Exif()
+    about[ExifTags.Base.Orientation] = orientation
+    return saved(of(array), kind, exif=about, **options)
 
 
 def mpo():
@@ -99,6 +106,8 @@ FILES = {
     "one transparent grey": ("a.png", saved(of(GREY), "PNG", transparency=20), np.where(GREY == 20, 255, GREY)),
     "CMYK": ("a.tif", saved(of(COLOUR).convert("CMYK"), "TIFF"), COLOUR),
     "JPEG": ("a.jpg", saved(of(np.full((4, 6), 90, np.uint8)), "JPEG"), np.full((4, 6), 90)),
+    "held upright": ("a.png", held(GREY, 6), np.rot90(GREY, -1)),
+    "held upside down": ("a.webp", held(COLOUR, 3, "WEBP", lossless=True), np.rot90(COLOUR, 2)),
     "JPEG with a preview": ("a.jpg", mpo(), np.full((4, 6), 90)),
 }  # fmt: skip
 
@@ -124,14 +133,38 @@ def test_training_sites_and_prediction_see_the_same(kind, tmp_path):
         read_folders(tmp_path / "site", None, [tmp_path / "site"]),
     ):
         np.testing.assert_array_equal(table.dataset.x, expected[None])
-    channels = expected.shape[2]
-    np.testing.assert_array_equal(inputs.samples(path, (channels, 4, 6), True), expected[None])
+    height, width, channels = expected.shape
+    shape = (channels, height, width)
+    np.testing.assert_array_equal(inputs.samples(path, shape, True), expected[None])
     with Image.open(path) as opened:
-        np.testing.assert_array_equal(
-            inputs.samples(opened, (channels, 4, 6), True), expected[None]
-        )
-    small = read_folders(tmp_path, 3).dataset.x
-    np.testing.assert_array_equal(inputs.samples(path, (channels, 3, 3), True), small)
+        np.testing.assert_array_equal(inputs.samples(opened, shape, True), expected[None])
+    for fit in ("stretch", "crop"):
+        small = read_folders(tmp_path, 3, fit=fit).dataset.x
+        found = inputs.samples(path, (channels, 3, 3), True, fit=fit)
+        np.testing.assert_array_equal(found, small)
+
+
+def test_stretched_or_only_its_middle(tmp_path):
+    """A black picture with a white bar at its left and right edge, of 2 in 8 pixels each."""
+    bars = np.zeros((4, 8), np.uint8)
+    bars[:, [0, 1, 6, 7]] = 255
+    of(bars).save(tmp_path / "wide.png")
+    of(bars.T).save(tmp_path / "tall.png")
+    for name in ("wide.png", "tall.png"):
+        middle = np.asarray(pictures.read(tmp_path / name, size=4, fit="crop"))
+        assert not middle.any()
+    whole = np.asarray(pictures.read(tmp_path / "wide.png", size=4))
+    assert whole.tolist() == [[219, 32, 32, 219]] * 4
+
+
+def test_grey_pictures_among_colours(tmp_path):
+    """Also where the grey ones come first."""
+    for name, pixels in (("a", GREY), ("b", 255 - GREY), ("c", COLOUR), ("d", GREY)):
+        folder = tmp_path / "site/task/train" / name
+        folder.mkdir(parents=True)
+        of(pixels).save(folder / "a.png")
+    expected = [IN_COLOURS, 255 - IN_COLOURS, COLOUR, IN_COLOURS]
+    np.testing.assert_array_equal(read_folders(tmp_path, None).dataset.x, expected)
 
 
 def test_two_kinds_that_16_bits_tell_apart_stay_apart(tmp_path):

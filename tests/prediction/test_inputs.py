@@ -6,6 +6,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 import fedmes
+from fedmes import config
 from fedmes.data import digits as digits_data
 from fedmes.errors import UserError
 from fedmes.prediction import picture
@@ -47,6 +48,7 @@ def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
     table = read_folders(tmp_path / "data", 12)
     client = object.__new__(Client)
     client.shape, client.voters = (3, 12, 12), table.dataset
+    client.config = config.load(None, {})
     client.normalisation = client_dir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
     np.testing.assert_array_equal(client.samples(sorted(folder.iterdir())), table.dataset.x)
     client.shape = (1, 12, 12)

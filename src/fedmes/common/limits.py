@@ -93,4 +93,5 @@ def check_picture(picture: Image.Image, count: int, size: int | None, path: Path
     kept = size * size if size else pixels
     needed = 4 * pixels + count * 3 * kept
     if needed > SMALL:
-        check_memory(needed, path)
+        one_of_many = f"{count:,} images like {path}"
+        check_memory(needed, path if count == 1 else one_of_many)

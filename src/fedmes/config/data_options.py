@@ -31,8 +31,16 @@ class Data(Section):
     image_size: Positive | None = option(
         None,
         "side length in pixels to which images are resized. For `synthetic`, the size of the "
-        "images. Custom images keep their size unless it is set.",
+        "images. Custom images keep their size unless it is set; for a pretrained network, images "
+        "in folders get the size that it takes.",
         unset="by benchmark",
+    )
+    fit: Literal["stretch", "crop"] | None = option(
+        None,
+        "how an image in a folder becomes a square of `data.image_size`. `stretch`: all of it, in "
+        "other proportions; `crop`: its middle, as wide as its shorter side. Default: `crop` for "
+        "a pretrained network, as in its training, and `stretch` for others.",
+        unset="by model",
     )
     core50_labels: Literal["sessions", "objects"] = option(
         "sessions",

@@ -5,24 +5,31 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
 from numpy.typing import NDArray
+from PIL import Image
 
 from fedmes.common.keyed_random import Ints
 from fedmes.common.npz import read_arrays
+from fedmes.common.progress import bar
 from fedmes.common.text import natural
 from fedmes.data import pictures
 from fedmes.data.dataset import Dataset
+from fedmes.data.pictures import Fit
 from fedmes.errors import UserError
 
 READ = ", ".join(sorted(pictures.SUFFIXES))
 NEEDED = ("x", "y", "client", "task")  # arrays of an .npz file
 UNSAID = -1
+READERS = 4  # threads that decode pictures
+TOGETHER = 256  # pictures that they have at once
 
 
 @dataclass(frozen=True)
@@ -37,10 +44,10 @@ class Table:
     task_names: tuple[str, ...]
 
 
-def read(path: Path, image_size: int | None) -> Table:
+def read(path: Path, image_size: int | None, fit: Fit = None) -> Table:
     """The data at `path`; images in folders are resized where a size is given."""
     if path.is_dir():
-        return read_folders(path, image_size)
+        return read_folders(path, image_size, fit=fit)
     if path.is_file():
         return read_npz(path)
     raise UserError(f"data: there is no file or folder {path}")
@@ -152,7 +159,9 @@ LAYOUT = "CLIENT/TASK/train|test/CLASS/images"
 NAMED = 5  # places with files that are not read, in a warning
 
 
-def read_folders(root: Path, size: int | None, clients: list[Path] | None = None) -> Table:
+def read_folders(
+    root: Path, size: int | None, clients: list[Path] | None = None, fit: Fit = None
+) -> Table:
     """Folders of pictures; in a task without test pictures, a share is held out later."""
     notes: list[str] = []
     rows = []  # (client, task, class, for testing or not, picture)
@@ -173,7 +182,8 @@ def read_folders(root: Path, size: int | None, clients: list[Path] | None = None
     y, class_names = _numbered(np.array(labels), "class", root)
     client_of, client_names = _numbered(np.array(names_of_clients), "client", root)
     task_of, task_names = _numbered(np.array(names_of_tasks), "task", root)
-    dataset = Dataset(_read_images(pictures_of, size), y, class_names, notes=tuple(notes))
+    x = _read_images(pictures_of, size, fit)
+    dataset = Dataset(x, y, class_names, notes=tuple(notes))
     return Table(dataset, client_of, task_of, np.array(test, np.int64), client_names, task_names)
 
 
@@ -214,20 +224,40 @@ def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, 
     return found
 
 
-def _read_images(paths: Sequence[Path], size: int | None) -> NDArray[np.uint8]:
-    """Grey if all images are grey, else RGB."""
-    images = []
-    for path in paths:
-        images.append(pictures.read(path, len(paths), size))
-        first = images[0]
-        image = images[-1]
-        if image.size != first.size:
-            raise UserError(
-                f"{path} is {image.width}x{image.height} pixels, "
-                f"{paths[0].name} is {first.width}x{first.height}; "
-                "set data.image_size to resize them all"
-            )
-    grey = all(image.mode == "L" for image in images)
-    mode = "L" if grey else "RGB"
-    x = np.stack([np.asarray(image.convert(mode), np.uint8) for image in images])
-    return x[..., None] if grey else x
+def _read_images(paths: Sequence[Path], size: int | None, fit: Fit) -> NDArray[np.uint8]:
+    """Grey if all images are grey, else RGB.
+
+    Only the array that is returned grows with their number; it is grey until the first colour.
+    """
+    one = partial(pictures.read, count=len(paths), size=size, fit=fit)
+    x = np.empty((0, 0, 0, 1), np.uint8)
+    done = 0
+    with bar("reading images") as report, ThreadPoolExecutor(READERS) as readers:
+        for start in range(0, len(paths), TOGETHER):
+            for image in readers.map(one, paths[start : start + TOGETHER]):
+                if done == 0:
+                    x = np.empty((len(paths), image.height, image.width, 1), np.uint8)
+                _refuse_other_size(image, x.shape, paths[done], paths[0])
+                if image.mode == "RGB" and x.shape[-1] == 1:
+                    x = _in_colour(x, done)
+                x[done] = np.atleast_3d(np.asarray(image, np.uint8))
+                done += 1
+            report(done, len(paths))
+    return x
+
+
+def _refuse_other_size(image: Image.Image, shape: tuple[int, ...], path: Path, first: Path) -> None:
+    _, height, width, _ = shape
+    if image.size != (width, height):
+        raise UserError(
+            f"{path} is {image.width}x{image.height} pixels, "
+            f"{first.name} is {width}x{height}; "
+            "set data.image_size to resize them all"
+        )
+
+
+def _in_colour(x: NDArray[np.uint8], filled: int) -> NDArray[np.uint8]:
+    """The same with three channels; only the first rows have values yet."""
+    wide = np.empty((*x.shape[:3], 3), np.uint8)
+    wide[:filled] = x[:filled]
+    return wide

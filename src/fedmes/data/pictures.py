@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedmes.common import limits
 from fedmes.errors import UserError
@@ -22,14 +22,20 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pbm", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
+# how a picture of other proportions becomes a square
+Fit = Literal["stretch", "crop"] | None  # None: stretched
 # what file managers leave behind, beside hidden files
 LITTER = frozenset(("thumbs.db", "desktop.ini"))
 
 
 def read(
-    path: Path, count: int = 1, size: int | None = None, formats: tuple[str, ...] = FORMATS
+    path: Path,
+    count: int = 1,
+    size: int | None = None,
+    formats: tuple[str, ...] = FORMATS,
+    fit: Fit = None,
 ) -> Image.Image:
-    """A file's picture, "L" or "RGB", resized to a square where a size is given.
+    """A file's picture, upright, "L" or "RGB", resized to a square where a size is given.
 
     `count`: how many such pictures are kept in memory.
     """
@@ -42,7 +48,7 @@ def read(
             shown = plain(picture)
             if size is None:
                 return shown
-            return fitted(shown, size, size)
+            return fitted(shown, size, size, fit)
     except UserError:
         raise
     except FileNotFoundError:
@@ -57,6 +63,7 @@ def read(
 
 def plain(picture: Image.Image) -> Image.Image:
     """As "L" where there are greys only, else as "RGB"; what is transparent becomes white."""
+    picture = _upright(picture)
     if picture.mode == "F" or picture.mode.startswith("I"):
         if picture.mode == "I" and picture.format == "TIFF":
             raise ValueError(
@@ -73,6 +80,18 @@ def plain(picture: Image.Image) -> Image.Image:
     return picture.convert(mode)
 
 
+def _upright(picture: Image.Image) -> Image.Image:
+    """Cameras store a picture as the sensor saw it, and beside it how it was held."""
+    if picture.format == "TIFF":  # Pillow turns it while it is loaded
+        return picture
+    try:
+        if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            return ImageOps.exif_transpose(picture)
+    except Exception:  # damaged notes beside good pixels
+        return picture
+    return picture
+
+
 def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     """The upper 8 of 16 bits, as Pillow reads colours; fractions from 0 to 1 in 255 steps."""
     low = values.min()
@@ -87,9 +106,12 @@ def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     return scaled.astype(np.uint8)
 
 
-def fitted(picture: Image.Image, width: int, height: int) -> Image.Image:
+def fitted(picture: Image.Image, width: int, height: int, fit: Fit = None) -> Image.Image:
+    """Resized; of other proportions, stretched, or without what is beyond the middle."""
     if picture.size == (width, height):
         return picture
+    if fit == "crop":
+        return ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
     return picture.resize((width, height), Image.Resampling.BILINEAR)
 
 

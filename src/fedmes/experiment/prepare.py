@@ -21,7 +21,7 @@ from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
-from fedmes.experiment import rehearsal
+from fedmes.experiment import pretrained, rehearsal
 from fedmes.experiment.features import few_rows, few_samples, for_network, front_features, placed
 from fedmes.experiment.made_from import Hashes, frozen_hash, made_from, source_hashes
 from fedmes.experiment.resolve import DataFacts, Make, makers, model_name, resolve
@@ -62,6 +62,7 @@ def prepare(
     given = dict(given or {})
     if "method" not in given:  # a wrong name is reported before data is read
         given["method"] = plugins.resolve("method", config.method, METHODS)
+    config = pretrained.with_image_size(config, given)
     source = open_source(config)
     streams = open_streams(config, source)
     given = makers(config, given, model_name(config, source.dataset.shape))
@@ -148,8 +149,10 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
             "memory.policy: fifo needs to know how many tasks will come; "
             "use ring, or set memory.per_task"
         )
-    source = custom.open_site(data, name, agreed, config.data.image_size, config.rounds)
     given = makers(config)
+    config = pretrained.with_image_size(config, given, data)
+    size = config.data.image_size
+    source = custom.open_site(data, name, agreed, size, config.rounds, config.data.fit)
     normalisation = None
     if agreed.mean:
         normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),))
@@ -163,9 +166,9 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     facts = DataFacts(config.clients, config.tasks, dataset.shape, classes, few)
     facts, samples = _with_samples(config, facts, dataset, given["model"], rows)
     resolved, method, initial = resolve(config, facts, given)
-    size = 0
+    stored = 0
     if method.store != "none":
-        size = resolved.capacities()[agreed.sites.index(name)]
+        stored = resolved.capacities()[agreed.sites.index(name)]
     work = _work(resolved, method)
     federations = []
     for stream, params in zip(streams, initial, strict=True):
@@ -174,7 +177,7 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
                 f"site {name} has {stream.tasks} tasks; "
                 f"the federation has room for {config.tasks} (tasks)"
             )
-        plan = Plan(stream, 0, size, work, source.dataset.y, room=config.tasks)
+        plan = Plan(stream, 0, stored, work, source.dataset.y, room=config.tasks)
         federations.append(Federation(stream, [plan], params, normalisation))
     _rehearse(given, method, federations[0], source)
     return Prepared(resolved, source, federations, method, samples)
@@ -215,6 +218,7 @@ def sites_blueprint(config: Config) -> Blueprint:
 def agreement(config: Config) -> Config:
     """The configuration under which clients of custom data become real sites. What they must agree
     on is read from the data, of which the server then needs nothing more."""
+    config = pretrained.with_image_size(config)
     source = open_source(config)
     stream = source.stream(config.seeds[0])
     normalisation = source.normalisation(stream)
@@ -236,12 +240,14 @@ def agreement(config: Config) -> Config:
 
 def open_source(config: Config) -> Source:
     """The data of a benchmark or custom data, and the custom data that follows."""
+    _refuse_idle_fit(config)
     size = config.data.image_size
+    fit = config.data.fit
     rounds = config.rounds
     arrival = config.stream.arrival
-    tables = [custom.read(Path(path), size) for path in config.data.more]
+    tables = [custom.read(Path(path), size, fit) for path in config.data.more]
     if config.data.path is not None:
-        source = custom.open_custom(Path(config.data.path), size, rounds, arrival)
+        source = custom.open_custom(Path(config.data.path), size, rounds, arrival, fit)
     elif (first := config.tasks - most_tasks(tables)) > 0:
         limits.check_schedule(config.clients, config.tasks * config.rounds)
         source = open_benchmark(config.with_({"tasks": first}))
@@ -250,6 +256,16 @@ def open_source(config: Config) -> Source:
     for path, table in zip(config.data.more, tables, strict=True):
         source = followed_by(source, table, Path(path), rounds, arrival)
     return source
+
+
+def _refuse_idle_fit(config: Config) -> None:
+    data = config.data
+    folders = [path for path in (data.path, *data.more) if path and Path(path).is_dir()]
+    if data.fit is not None and not (folders and data.image_size):
+        raise UserError(
+            f"data.fit: {data.fit} is for images in folders (--data DIR) "
+            "that get a size (data.image_size)"
+        )
 
 
 def open_streams(config: Config, source: Source) -> list[Stream]:

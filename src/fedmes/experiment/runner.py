@@ -144,7 +144,10 @@ def extended(
     if before.data.path is not None:
         content.pop("tasks")  # the data says how many
     else:
-        tables = [custom.read(Path(path), before.data.image_size) for path in more]
+        data_options = before.data
+        tables = [
+            custom.read(Path(path), data_options.image_size, data_options.fit) for path in more
+        ]
         content["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
     prepared = prepare(configuration.stored(content, directory), given)
     refuse(directory, changed(result.made_from, frozen_hash(prepared.method), before), remedy)

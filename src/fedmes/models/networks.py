@@ -20,6 +20,8 @@ from fedmes.models.pretrained import Lite0
 if TYPE_CHECKING:
     from fedmes.config.options import Config
 
+Make = Callable[..., nn.Module]
+
 
 class Network(nn.Module):
     """Neighbours are sought in the features, unless a network says otherwise."""
@@ -293,7 +295,7 @@ def _refuse_other_than(offered: Sequence[str], features: str, name: str) -> None
         raise UserError(f"knn.features: model {name} has {', '.join(offered)}, not {features}")
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
+MODELS: dict[str, Make] = {
     "linear": Linear,
     "mlp": MLP,
     "cnn2": CNN2,
@@ -304,14 +306,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def maker(name: str) -> Callable[..., nn.Module]:
+def maker(name: str) -> Make:
     """What makes the network of this name: a built-in one, one of timm, or a custom one."""
     if name.startswith(timm_networks.PREFIX):
         return timm_networks.maker(name)
     return plugins.resolve("model", name, MODELS)
 
 
-def is_custom(make: Callable[..., nn.Module]) -> bool:
+def is_custom(make: Make) -> bool:
     """Is it the user's own code?"""
     return make not in MODELS.values() and not hasattr(make, "timm_name")
 
@@ -334,7 +336,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def build(
-    factory: Callable[..., nn.Module],
+    factory: Make,
     name: str,
     shape: tuple[int, ...],
     classes: int,
@@ -345,8 +347,7 @@ def build(
     """A network with initial weights that depend on the seed alone. Lazy layers take their sizes
     from the samples."""
     if factory in MODELS.values():
-        unread = {"weights": "none"} if factory is Lite0 else {}
-        _check_size(_call, name, factory, shape, classes, options | unread)
+        _check_size(factory, name, shape, classes, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made: Any = _call(name, factory, shape, classes, options)
@@ -359,11 +360,19 @@ def build(
     return made
 
 
-def _check_size(make: Callable[..., nn.Module], name: str, *arguments: Any) -> None:
-    """Without taking any memory."""
+def outline(
+    factory: Make, name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any]
+) -> nn.Module:
+    """A built-in network with all its sizes, without any memory; no weights are read."""
+    unread = {"weights": "none"} if factory is Lite0 else {}
+    with torch.device("meta"):
+        return _call(name, factory, shape, classes, options | unread)
+
+
+def _check_size(factory: Make, name: str, *arguments: Any) -> None:
     try:
-        with torch.device("meta"):
-            weights = sum(p.numel() for p in make(name, *arguments).parameters())
+        made = outline(factory, name, *arguments)
+        weights = sum(p.numel() for p in made.parameters())
     except RuntimeError as error:  # more than can be counted
         raise UserError(f"model {name} cannot be made ({str(error).splitlines()[0]})") from None
     limits.check_memory(4.0 * weights, f"model {name}")

@@ -74,6 +74,7 @@ class Pretrained(nn.Module):
     once for every image. `features` takes these outputs. Batch normalisation is always frozen.
     """
 
+    input_size: int | None = None  # pixels per side, if photographs are to be read at that size
     plain_pixels = True  # between 0 and 1: the network knows its own mean and standard deviation
 
     def __init__(
@@ -117,6 +118,8 @@ def _divided(stages: list[nn.Module], train: str) -> tuple[list[nn.Module], list
 class Lite0(Pretrained):
     """EfficientNet-Lite0 with weights from ImageNet: 1,280 features, made for phones."""
 
+    input_size = 224
+
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -124,7 +127,7 @@ class Lite0(Pretrained):
         weights: str = "pretrained",
         train: str = "head",
         rank: int = 8,
-        size: int = 224,
+        size: int = input_size,
     ) -> None:
         body = EfficientNetLite0()
         if weights == "none":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -214,7 +213,8 @@ class Client:
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
         whole = self.voters.x.dtype == np.int64
-        return inputs.samples(x, self.shape, pixels=self.normalisation is not None, whole=whole)
+        pixels = self.normalisation is not None
+        return inputs.samples(x, self.shape, pixels, whole, self.config.data.fit)
 
     # --- the method's functions, as engines call them ---------------------------------------------
 
@@ -292,22 +292,13 @@ def _network(
     if stored.voters.x.dtype == np.int64:
         samples = torch.from_numpy(np.resize(stored.voters.x, (3, *shape)))
     start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
-    build = partial(
-        networks.build,
-        make_model,
-        config.model.name,
-        shape,
-        classes,
-        start,
-        samples,
-        **networks.options(config),
-    )
+    name = config.model.name
+    options = networks.options(config)
     if check_first:
-        with torch.device("meta"):
-            _compare(dict(build().named_parameters()), stored)
-    module = build()
-    if about.frozen_sha256 is None:  # all parameters were trained and are stored
-        module.requires_grad_(True)
+        outline = networks.outline(make_model, name, shape, classes, options)
+        _compare(_trained(outline, about), stored)
+    module = networks.build(make_model, name, shape, classes, start, samples, **options)
+    _trained(module, about)
     net = Net(module, shape, classes, samples)
     _compare(net.initial, stored)
     if net.frozen_sha256 != about.frozen_sha256:
@@ -319,7 +310,14 @@ def _network(
     return net
 
 
-def _compare(params: Tensors, stored: client_dir.Stored) -> None:
+def _trained(module: nn.Module, about: client_dir.About) -> dict[str, nn.Parameter]:
+    """The parameters that the client has by itself: all, where no frozen ones are known."""
+    if about.frozen_sha256 is None:
+        module.requires_grad_(True)
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _compare(params: Mapping[str, Tensor], stored: client_dir.Stored) -> None:
     """Are the stored weights those of the network? FedWeIT has them once for each task."""
     here = {name: tuple(p.shape) for name, p in params.items()}
     there = {name: tuple(t.shape) for name, t in stored.weights.items()}

@@ -80,26 +80,28 @@ def _files(paths: Iterable[Path]) -> Iterator[Item | Path]:
         yield from skipped
 
 
-def samples(x: Any, shape: tuple[int, ...], pixels: bool, whole: bool = False) -> NDArray[Any]:
+def samples(
+    x: Any, shape: tuple[int, ...], pixels: bool, whole: bool = False, fit: pictures.Fit = None
+) -> NDArray[Any]:
     """An array of one or several samples, a picture (PIL), a path, or a list of such: as [B, ...].
 
     `shape`: of a sample, as a network sees it; `pixels`: samples are uint8; `whole`: int64, such as
-    token ids; else float32.
+    token ids; else float32; `fit`: how pictures of other proportions get the shape.
     """
     if isinstance(x, (list, tuple)):
         if not x:
             raise UserError("there is nothing to predict")
-        return np.concatenate([samples(one, shape, pixels, whole) for one in x])
+        return np.concatenate([samples(one, shape, pixels, whole, fit) for one in x])
     if isinstance(x, (str, Path)):
         path = Path(x)
         x = _load(path) if path.suffix.lower() in ARRAYS else pictures.read(path)
     if isinstance(x, Image.Image):
-        return _picture(x, shape, pixels)
+        return _picture(x, shape, pixels, fit)
     kind = "int64" if whole else "float32"
-    return _array(np.asarray(x), shape, "uint8" if pixels else kind)
+    return _array(np.asarray(x), shape, "uint8" if pixels else kind, fit)
 
 
-def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
+def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str, fit: pictures.Fit) -> NDArray[Any]:
     if 0 in x.shape:
         raise UserError(f"there is nothing to predict in an array of shape {x.shape}")
     if x.dtype.kind != np.dtype(kind).kind or (kind == "uint8" and x.dtype != np.uint8):
@@ -129,7 +131,7 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str) -> NDArray[Any]:
         )
     if x.shape[3] == 1:
         x = x[..., 0]
-    return np.concatenate([_picture(Image.fromarray(one), shape, True) for one in x])
+    return np.concatenate([_picture(Image.fromarray(one), shape, True, fit) for one in x])
 
 
 def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray[Any]:
@@ -147,7 +149,9 @@ def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray
     return x[..., None] if grey and not own else x[None]
 
 
-def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDArray[np.uint8]:
+def _picture(
+    picture: Image.Image, shape: tuple[int, ...], pixels: bool, fit: pictures.Fit
+) -> NDArray[np.uint8]:
     """In the client's size and colours, as in a folder of training images."""
     if len(shape) == 1 or shape[0] not in (1, 3) or not pixels:
         raise UserError(
@@ -158,7 +162,7 @@ def _picture(picture: Image.Image, shape: tuple[int, ...], pixels: bool) -> NDAr
         picture = pictures.plain(picture).convert(MODES[channels])
     except ValueError as error:
         raise UserError(f"a picture cannot be read ({error})") from None
-    values = np.asarray(pictures.fitted(picture, width, height), np.uint8)
+    values = np.asarray(pictures.fitted(picture, width, height, fit), np.uint8)
     return values.reshape(1, height, width, channels)
 
 

@@ -12,6 +12,7 @@ from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.config.federation_options import FederationOptions
 from fedmes.data.custom import UNSAID, Table, read, read_folders, read_npz
+from fedmes.data.pictures import Fit
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
 from fedmes.scenario.source import Source
@@ -21,12 +22,16 @@ TEST_SHARE = 0.2
 
 
 def open_custom(
-    path: Path, image_size: int | None, rounds: int, arrival: str = "lockstep"
+    path: Path,
+    image_size: int | None,
+    rounds: int,
+    arrival: str = "lockstep",
+    fit: Fit = None,
 ) -> Source:
     """The data at `path`, partitioned over the clients that it names."""
     if path.is_file() and image_size is not None:
         raise UserError("data.image_size: arrays in a file have one size already; leave it out")
-    table = read(path, image_size)
+    table = read(path, image_size, fit)
     partition(table, 0, path)  # whatever is wrong with the data is said before anything starts
     classes = len(table.dataset.class_names)
 
@@ -37,10 +42,10 @@ def open_custom(
     return Source(table.dataset, stream)
 
 
-def read_site(path: Path, image_size: int | None) -> Table:
+def read_site(path: Path, image_size: int | None, fit: Fit = None) -> Table:
     """One site's data: folders as TASK/train|test/CLASS/*, or a file with a single client."""
     if path.is_dir():
-        table = read_folders(path, image_size, [path])
+        table = read_folders(path, image_size, [path], fit)
     elif path.is_file():
         table = read_npz(path)
     else:
@@ -54,10 +59,15 @@ def read_site(path: Path, image_size: int | None) -> Table:
 
 
 def open_site(
-    path: Path, name: str, agreed: FederationOptions, image_size: int | None, rounds: int
+    path: Path,
+    name: str,
+    agreed: FederationOptions,
+    image_size: int | None,
+    rounds: int,
+    fit: Fit = None,
 ) -> Source:
     """A site's data with the classes and the shape of its federation, or an error."""
-    table = read_site(path, image_size)
+    table = read_site(path, image_size, fit)
     dataset = table.dataset
     classes = list(agreed.classes)
     shape = tuple(agreed.shape)
