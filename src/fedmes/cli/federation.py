@@ -45,6 +45,12 @@ def init(
         ),
     ],
     name: Annotated[str | None, typer.Option(help="site name; default: folder name")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="this site's copy of the file that model.weights names, if any"
+        ),
+    ] = None,
 ) -> None:
     """Create the folder of a site with its key.
 
@@ -52,13 +58,18 @@ def init(
     """
     require_flower()
     from fedmes.deployment.site import create, instructions
+    from fedmes.models.pretrained import read_weights
     from fedmes.scenario.custom import read_site
 
     directory = directory.resolve()
     data = data.resolve()
     read_site(data, image_size=1)  # small, since only whether it can be read matters
     name = name or directory.name
-    create(directory, name, {"data": str(data)})
+    content = {"data": str(data)}
+    if weights is not None:
+        read_weights(weights)
+        content["weights"] = str(weights.resolve())
+    create(directory, name, content)
     print(instructions(directory, name))
 
 

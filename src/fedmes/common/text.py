@@ -42,6 +42,11 @@ def size(number: float) -> str:
     return f"{amount:.3g} TB"
 
 
+def short_sha256(sha256: str | None) -> str:
+    """As much of a hash as people compare."""
+    return sha256[:12] if sha256 else "none"
+
+
 def natural(text: str, decimals: bool = False) -> list[tuple[int, float, str]]:
     """A key to sort by: task2 before task10; with `decimals`, 0.25 before 0.5."""
     number = r"(\d+(?:\.\d+)?)" if decimals else r"(\d+)"

@@ -22,6 +22,8 @@ from fedmes.experiment.prepare import prepare_site
 from fedmes.experiment.recorder import Progress
 from fedmes.experiment.simulation import _prepared, _site_client
 
+NO_FILE = (None, "pretrained", "none")  # values of model.weights
+
 
 def site_name(node: Node) -> str:
     return str(folders.read(_folder(node))["name"])
@@ -33,6 +35,8 @@ def site_client(config: Config, s: int, node: Node) -> SiteClient:
     about = folders.read(folder)
     name = str(about["name"])
     directory = folder / config.federation.name
+    if "weights" in about and config.model.weights not in NO_FILE:
+        config = config.with_({"model.weights": about["weights"]})
     if "client" in about:
         prepared = _prepared(config.model_dump_json(by_alias=True))
         return _site_client(name, prepared, s, int(about["client"]), directory, scheduled=True)

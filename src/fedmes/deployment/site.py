@@ -36,7 +36,8 @@ def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The content of `site.toml`: a name, and a path of data or a client of a benchmark."""
+    """The content of `site.toml`: a name, a path of data or a client of a benchmark, and perhaps a
+    path of `weights`: the site's copy of the file that the federation's configuration names."""
     path = folder / "site.toml"
     try:
         about = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -47,6 +48,8 @@ def read(folder: Path) -> dict[str, Any]:
     has_data = "client" in about or isinstance(about.get("data"), str)
     if not isinstance(about.get("name"), str) or not has_data:
         raise UserError(f"{path}: a site needs a name and data; see fedmes site init")
+    if not isinstance(about.get("weights", ""), str):
+        raise UserError(f"{path}: weights must be the path of a file")
     return about
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedmes.common import plugins
 from fedmes.common.files import sha256_of
+from fedmes.common.text import short_sha256
 from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset
 from fedmes.errors import UserError
@@ -24,7 +25,6 @@ from fedmes.methods.base import Method
 from fedmes.models import networks
 from fedmes.results import checkpoint, run_dir
 
-SHORT = 12  # characters of a hash, where people compare two
 # None: there is no source, as of a class typed into an interpreter
 Hashes = dict[str, str | None]
 
@@ -95,14 +95,11 @@ def changed(
         names["data"] = f"data {config.data.path}"
     names |= {f"data.more.{i}": f"data {path}" for i, path in enumerate(config.data.more)}
     if "frozen" in before and "frozen" in now:
-        hashes = f"SHA-256 {short(before['frozen'])} then, {short(now['frozen'])} now"
+        then = short_sha256(before["frozen"])
+        hashes = f"SHA-256 {then} then, {short_sha256(now['frozen'])} now"
         names["frozen"] = f"what is frozen in model {config.model.name} ({hashes})"
     common = [key for key in now if key in before]
     return [names[key] for key in common if now[key] is None or now[key] != before[key]]
-
-
-def short(sha256: str | None) -> str:
-    return sha256[:SHORT] if sha256 else "none"
 
 
 def stale(directory: Path, now: Mapping[str, str | None], config: Config) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedmes.common.text import short_sha256
 from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.devices import numerics
@@ -38,6 +40,7 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
             config = Config.model_validate(order["config"])
             with numerics(config):
                 client = open_client(config, order["seed"], node)
+                _refuse_other_network(client, config, order["frozen"])
                 done = handler(client, order, messages.tensors_of(message))
         except UserError as error:
             refusal = Refusal(name=name, error=str(error)).model_dump_json()
@@ -58,6 +61,25 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
         return answer(message, context, _evaluate)
 
     return app
+
+
+def _refuse_other_network(client: SiteClient, servers: Config, frozen: str | None) -> None:
+    """What is frozen never travels: the site must have the same as the server."""
+    found = client.method.net.frozen_sha256
+    if found != frozen:
+        here = _frozen(client.method.config, found)
+        there = _frozen(servers, frozen)
+        raise UserError(
+            f"model {servers.model.name}: what is frozen has SHA-256 {here} at site {client.name}, "
+            f"{there} at the server"
+        )
+
+
+def _frozen(config: Config, sha256: str | None) -> str:
+    weights = config.model.weights
+    if weights is None:
+        return short_sha256(sha256)
+    return f"{short_sha256(sha256)} (weights {Path(weights).name})"
 
 
 def _train(client: SiteClient, order: Order, tensors: Tensors) -> Answer:

@@ -1,8 +1,8 @@
 """Clients at sites, reached through Flower: its simulation, or a SuperLink with SuperNodes.
 
 The site's half is site.py, the server's half is here. A message to a site holds the configuration,
-the round, and the server's state; an answer holds what the method uploads and a few numbers about
-it (answers.py), and nothing else.
+the round, the server's state, and the hash of what is frozen, which never travels; an answer holds
+what the method uploads and a few numbers about it (answers.py), and nothing else.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class FlowerEngine:
     def _message(
         self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors
     ) -> Message:
-        order = {"config": self.config.as_dict(), "seed": s, **order}
+        frozen = self.method.net.frozen_sha256
+        order = {"config": self.config.as_dict(), "seed": s, "frozen": frozen, **order}
         content = messages.records(json.dumps(order), tensors)
         return Message(content, message_type=kind, dst_node_id=node)
 
