@@ -11,8 +11,10 @@ from torch.func import grad
 from fedmes import config
 from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedavg import FedAvg
-from fedmes.methods.fedmes_plus import FedMeSPlus, log_frequency, moved
+from fedmes.methods.fedmes_plus import FedMeSPlus, log_frequency
 from fedmes.methods.losses import cross_entropy
+from fedmes.models import augmentation
+from fedmes.models.functional import hashed_uniforms
 from fedmes.tensors import pick
 from helpers.runs_of_methods import TINY, Run, assert_same
 from helpers.small_vectors import close, doubles
@@ -61,6 +63,10 @@ def test_without_earlier_classes_there_is_nothing_to_balance():
 
 
 # --- images that move -----------------------------------------------------------------------------
+
+
+def moved(x, key, flip):
+    return augmentation.moved(x, hashed_uniforms(key, (len(x), 3)), flip)
 
 
 def test_a_worked_image():

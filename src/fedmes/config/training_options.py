@@ -69,6 +69,14 @@ class Model(Section):
         role="engine",
     )
 
+    views: Positive | None = option(
+        None,
+        "versions of each image that pass the frozen front, for a method that moves images "
+        "(`fedmes-plus`). The first is the image itself; a step draws one for each sample. They "
+        "take as many times the space.",
+        unset="`1`",
+    )
+
     @field_validator("train")
     @classmethod
     def _train(cls, value: str | None) -> str | None:

@@ -49,13 +49,13 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
     plans = [plan for f in federations for plan in f.plans]
     rows = sum(int(plan.active.sum()) for plan in plans) * ROW
     tables = 2 * 8 * len(plans) * config.tasks**2
-    split = NUMBER * sum(len(plan.rows) + sum(map(len, plan.test)) for plan in plans)
+    split = NUMBER * sum(plan.count + sum(map(len, plan.test)) for plan in plans)
     results = rows + tables + split
     if config.output.models == "all":
         no_samples = data.batch(data.plan.memory[0], 0)
         predictor = pick(method.build_predictor(client, server, no_samples), "w")
         image = prepared.source.dataset.x[:1].nbytes
-        memories = sum(min(plan.capacity, len(plan.rows)) for plan in plans) * image
+        memories = sum(min(plan.capacity, plan.count) for plan in plans) * image
         results += len(plans) * _bytes(predictor) + memories
         results += len(federations) * (_bytes(initial) + _bytes(pick(server, "w")))
     states = len(plans) * _bytes(client) + len(federations) * _bytes(server)

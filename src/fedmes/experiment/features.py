@@ -3,7 +3,8 @@ them, computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,9 @@ from fedmes.engines.capacity import free_bytes
 from fedmes.engines.client_data import Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.errors import UserError
-from fedmes.experiment.resolve import DataFacts, build_net, model_name
-from fedmes.models.features import front_outputs
+from fedmes.experiment.resolve import DataFacts, Make, build_method, build_net, model_name
+from fedmes.methods.base import Method
+from fedmes.models.features import AS_IT_IS, Views, front_outputs
 from fedmes.scenario.stream import Stream
 
 FEW = 3  # samples to try a network with
@@ -53,20 +55,59 @@ def few_samples(
 
 
 def front_features(
-    config: Config, facts: DataFacts, make_model: Callable[..., Any], dataset: Dataset
+    config: Config, facts: DataFacts, given: Mapping[str, Make], dataset: Dataset
 ) -> NDArray[Any] | None:
-    """What the frozen front of the network makes of every sample; None, if the network has no such
-    front, or if it runs in every step (`model.cache=off`)."""
-    if config.model.cache == "off" or not getattr(make_model, "plain_pixels", False):
+    """What the frozen front of the network makes of every sample, and of every view of it; None, if
+    the network has no such front, or if it runs in every step (`model.cache=off`)."""
+    moves = (config.model.views or 1) > 1
+    if config.model.cache == "off":
+        if moves:
+            raise UserError(
+                "model.views: with model.cache=off the front runs in every step, "
+                "where images are moved anyway; leave one of them out"
+            )
         return None
-    net = build_net(config, make_model, model_name(config, facts.shape), facts, config.seeds[0])
-    front = net.front
+    name = model_name(config, facts.shape)
+    front = None
+    if getattr(given["model"], "plain_pixels", False):
+        net = build_net(config, given["model"], name, facts, config.seeds[0])
+        front = net.front
     if front is None or not list(front.parameters()):
+        if moves:
+            raise UserError(
+                f"model.views: model {name} has no frozen front that images could pass beforehand"
+            )
         return None
+    views = AS_IT_IS
+    if moves:
+        views = _views(config, build_method(given["method"], net, config), facts.shape)
     dtype = torch.bfloat16 if config.engine.precision == "bf16" else dtype_of(config)
     front.to(pick_device(config.device), dtype)
     weights = net.frozen_sha256 or ""
-    return front_outputs(front, dataset.x, weights, data_root() / "features", dtype)
+    return front_outputs(front, dataset.x, weights, data_root() / "features", dtype, views)
+
+
+def _views(config: Config, method: Method, shape: tuple[int, ...]) -> Views:
+    """The versions of each image that the method is to see."""
+    count = config.model.views or 1
+    kind = method.augmentation(shape)
+    if kind != "none":
+        return Views(count, kind)
+    warnings.warn(
+        f"model.views: method {config.method_name} moves no images of shape {shape}, "
+        f"so {count} changes nothing",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return AS_IT_IS
+
+
+def with_views(dataset: Dataset, count: int) -> Dataset:
+    """Labels and sources by row of what `front_features` gives."""
+    source = dataset.source
+    if source is not None:
+        source = np.tile(source, count)
+    return replace(dataset, y=np.tile(dataset.y, count), source=source)
 
 
 def placed(features: NDArray[Any], config: Config) -> Tensor:

@@ -22,7 +22,14 @@ from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.experiment import pretrained, rehearsal
-from fedmes.experiment.features import few_rows, few_samples, for_network, front_features, placed
+from fedmes.experiment.features import (
+    few_rows,
+    few_samples,
+    for_network,
+    front_features,
+    placed,
+    with_views,
+)
 from fedmes.experiment.made_from import Hashes, frozen_hash, made_from, source_hashes
 from fedmes.experiment.resolve import DataFacts, Make, makers, model_name, resolve
 from fedmes.methods import METHODS
@@ -68,9 +75,9 @@ def prepare(
     given = makers(config, given, model_name(config, source.dataset.shape))
     as_read = source.dataset
     source = replace(source, dataset=for_network(as_read, given["model"]))
-    facts, samples = _facts(config, source, streams, given["model"])
+    facts, samples = _facts(config, source, streams, given)
     resolved, method, initial = resolve(config, facts, given)
-    federations = _federations(resolved, method, source, streams, initial)
+    federations = _federations(resolved, method, source, streams, initial, facts.views)
     _rehearse(given, method, federations[0], source)
     capacity.check(method, federations, samples)
     if resolved.engine.name == "stacked" and resolved.engine.stack is None:
@@ -87,7 +94,7 @@ def prepare(
 
 
 def _facts(
-    config: Config, source: Source, streams: Sequence[Stream], make_model: Make
+    config: Config, source: Source, streams: Sequence[Stream], given: Mapping[str, Make]
 ) -> tuple[DataFacts, Samples]:
     stream = streams[0]
     largest = [0] * len(stream.clients)
@@ -103,18 +110,23 @@ def _facts(
         few=few_samples(source.dataset, source.normalisation(stream), rows),
         samples=largest,
     )
-    return _with_samples(config, facts, source.dataset, make_model, rows)
+    return _with_samples(config, facts, source.dataset, given, rows)
 
 
 def _with_samples(
-    config: Config, facts: DataFacts, dataset: Dataset, make_model: Make, rows: Ints
+    config: Config, facts: DataFacts, dataset: Dataset, given: Mapping[str, Make], rows: Ints
 ) -> tuple[DataFacts, Samples]:
     """The samples on the device; or in their place what a frozen front makes of them."""
     device = pick_device(config.device)
-    features = front_features(config, facts, make_model, dataset)
+    features = front_features(config, facts, given, dataset)
     if features is None:
         return facts, Samples(dataset, device, dtype_of(config))
-    facts = replace(facts, few_features=torch.from_numpy(features[rows]).float())
+    facts = replace(
+        facts,
+        few_features=torch.from_numpy(features[rows]).float(),
+        views=tuple(range(0, len(features), len(dataset.x))),
+    )
+    dataset = with_views(dataset, len(facts.views))
     return facts, Samples(dataset, device, dtype_of(config), placed(features, config))
 
 
@@ -124,12 +136,13 @@ def _federations(
     source: Source,
     streams: Sequence[Stream],
     initial: Sequence[Tensors],
+    views: tuple[int, ...],
 ) -> list[Federation]:
     """The plans of all clients, for each seed."""
     sizes = config.capacities()
     if method.store == "none":
         sizes = [0] * config.clients
-    work = _work(config, method)
+    work = _work(config, method, views)
     fixed = source.dataset.train_count is not None  # one training set for all seeds
     first = source.normalisation(streams[0])
     federations = []
@@ -164,12 +177,12 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     few = few_samples(dataset, normalisation, rows)
     classes = (len(agreed.classes),)
     facts = DataFacts(config.clients, config.tasks, dataset.shape, classes, few)
-    facts, samples = _with_samples(config, facts, dataset, given["model"], rows)
+    facts, samples = _with_samples(config, facts, dataset, given, rows)
     resolved, method, initial = resolve(config, facts, given)
     stored = 0
     if method.store != "none":
         stored = resolved.capacities()[agreed.sites.index(name)]
-    work = _work(resolved, method)
+    work = _work(resolved, method, facts.views)
     federations = []
     for stream, params in zip(streams, initial, strict=True):
         if stream.tasks > config.tasks:
@@ -277,7 +290,7 @@ def open_streams(config: Config, source: Source) -> list[Stream]:
     return streams
 
 
-def _work(config: ResolvedConfig, method: Method) -> Work:
+def _work(config: ResolvedConfig, method: Method, views: tuple[int, ...]) -> Work:
     return Work(
         epochs=config.epochs,
         batch=config.batch,
@@ -287,4 +300,5 @@ def _work(config: ResolvedConfig, method: Method) -> Work:
         hold_back=method.tune is not None,
         epoch_over=method.epoch_over,
         broken=config.faults.nan,
+        views=views,
     )

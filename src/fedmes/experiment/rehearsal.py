@@ -179,7 +179,7 @@ def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federa
     )
     plans = []
     for k, plan in enumerate(federation.plans[:CLIENTS]):
-        work = replace(plan.work, epochs=1, batch=BATCH, memory_batch=BATCH, broken=0.0)
+        work = replace(plan.work, epochs=1, batch=BATCH, memory_batch=BATCH, broken=0.0, views=(0,))
         plans.append(Plan(stream, k, min(plan.capacity, MEMORY), work, few.y, room=tasks))
     return replace(federation, stream=stream, plans=plans), few
 

@@ -37,6 +37,7 @@ class DataFacts:
     classes: tuple[int, ...]  # their number, each time that some were added
     few: Tensor | None = None  # a few samples, to try the network with
     few_features: Tensor | None = None  # what its frozen front makes of them, if that is kept
+    views: tuple[int, ...] = (0,)  # what is added to a row to find the views of its sample
     # training samples of each client in all its tasks; None: not known
     samples: list[int] | None = None
 
@@ -65,7 +66,7 @@ def resolve(
     config.capacities()  # a list of the wrong length is refused here
     compute = torch.bfloat16 if config.engine.precision == "bf16" else None
     net = nets[0].to(device, dtype_of(config), compute)
-    method = _method(make_method, net, config)
+    method = build_method(make_method, net, config)
     decided = _method_options(config, method)
     _warn_of_unused(config, method)
     decided |= {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
@@ -150,7 +151,8 @@ def _memory_for_all(samples: list[int]) -> dict[str, Any]:
     }
 
 
-def _method(make: Make, net: Net, config: Config) -> Method:
+def build_method(make: Make, net: Net, config: Config) -> Method:
+    """A method; mistakes in a custom one are explained."""
     if make in METHODS.values():
         return make(net, config)
     return rehearsal.made(make, net, config)

@@ -331,7 +331,7 @@ def _origin(prepared: Prepared) -> Origin:
     stream_notes = {note for stream in streams for note in stream.notes}
     return Origin(
         split_sha256=combined_sha256(streams),
-        memory_share=max(len(plan.memory_after[-1]) / len(plan.rows) for plan in plans),
+        memory_share=max(len(plan.memory_after[-1]) / plan.count for plan in plans),
         notes=(*prepared.source.dataset.notes, *sorted(stream_notes)),
         made_from=prepared.made_from,
     )

@@ -128,6 +128,11 @@ class Method:
         return server, {}
 
     # on a client, in training
+    def augmentation(self, shape: tuple[int, ...]) -> str:
+        """How the method moves training images of a shape: "none", "shift", or "flip" for shifted
+        and mirrored. `model.views` moves images in the same way."""
+        return "none"
+
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """A client's state before its first round."""
         raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,14 +12,11 @@ from fedmes.config.method_options import FedmesplusOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, distillation
+from fedmes.models.augmentation import kind_for, moved
 from fedmes.models.functional import DROPOUT_OFF, hashed_uniforms
 from fedmes.tensors import Tensors, at, pick, put
 
-if TYPE_CHECKING:
-    pass
-
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
-SMALL = 14  # pixels; in images with fewer, one of them is too far to move
 # added to a key, from which dropout draws too
 FROM_TASK = 1 << 52
 FROM_MEMORY = 1 << 53
@@ -72,17 +69,15 @@ class FedMeSPlus(FedAvg):
         return self.descend(state, g, value, ctx)
 
     def shown(self, x: Tensor, key: Tensor) -> Tensor:
-        """Samples as a step sees them; by default, colour images are also flipped."""
-        if x.ndim != 4:
+        """Samples as a step sees them: images move a little each time."""
+        kind = self.augmentation(tuple(x.shape[1:]))
+        if kind == "none" or self.net.takes_features:
             return x
-        augment = self.options.augment
-        if augment is None:
-            augment = "flip" if x.shape[1] == 3 else "shift"
-            if min(x.shape[-2:]) < SMALL:
-                return x
-        if augment == "none":
-            return x
-        return moved(x, key, augment == "flip")
+        # a sample's numbers do not depend on the samples after it
+        return moved(x, hashed_uniforms(key, (len(x), 3)), kind == "flip")
+
+    def augmentation(self, shape: tuple[int, ...]) -> str:
+        return kind_for(self.options.augment, shape)
 
     def both_logits(
         self, params: Tensors, x: Tensor, old: Tensor, key: Tensor
@@ -110,24 +105,3 @@ def log_frequency(current: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     classes = current.sum().clamp(min=1)
     earlier = (seen & ~current).sum().clamp(min=1)
     return -torch.where(current, classes, earlier).to(dtype).log()
-
-
-def moved(x: Tensor, key: Tensor, flip: bool) -> Tensor:
-    """Images [B, C, H, W], each shifted by up to an eighth (edge pixels are repeated) and, with
-    flip, mirrored at random."""
-    height, width = x.shape[-2:]
-    # a sample's numbers do not depend on the samples after it
-    down, right, mirror = hashed_uniforms(key, (len(x), 3)).split(1, dim=1)
-    rows = _shifted(height, down)
-    columns = _shifted(width, right)
-    if flip:
-        columns = torch.where(mirror < 0.5, width - 1 - columns, columns)
-    x = x.gather(2, rows[:, None, :, None].expand_as(x))
-    return x.gather(3, columns[:, None, None, :].expand_as(x))
-
-
-def _shifted(size: int, uniform: Tensor) -> Tensor:
-    """Where each row or column [B, size] comes from."""
-    most = size // 8
-    by = (uniform * (2 * most + 1)).long() - most
-    return (torch.arange(size, device=uniform.device) + by).clamp(0, size - 1)

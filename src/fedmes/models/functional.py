@@ -109,6 +109,7 @@ class Net:
                 "and `features(x)`, that layer's input"
             )
         self.classes = classes
+        self.takes_features = False  # samples have passed the front already
         # layers may compute in fewer bits than weights and losses have
         self.compute: torch.dtype | None = None
         # May calls be mapped, over clients or over a batch and a memory batch? Built-in networks
@@ -154,12 +155,14 @@ class Net:
     def without_front(self, samples: Tensor) -> Net:
         """The same network for samples that have passed the front already."""
         self.parts.has_front = False
+        self.takes_features = True
         self.samples = samples
         return self
 
     def with_front(self) -> Net:
         """The same network for samples as they are."""
         self.parts.has_front = isinstance(getattr(self.parts.module, "front", None), nn.Module)
+        self.takes_features = False
         return self
 
     @property

@@ -3,7 +3,8 @@
 Nothing here depends on weights, so every engine reads the same plan, in any order, and nothing
 random is ever stored. A client's training samples are numbered 0..N-1 through all its tasks in its
 own order; every table contains these numbers, whether the samples are in a shared array
-(simulation) or in a site's own files. -1 pads a table.
+(simulation) or in a site's own files. -1 pads a table. Where samples have views, number v * N + i
+is the view v of sample i.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Work:
     hold_back: bool = False
     broken: float = 0.0  # how likely an update comes out as no number
     epoch_over: str = "task"  # the samples of an epoch: "task", or "seen" for all tasks so far
+    # what is added to a sample's row to find each of its views; most samples have but one
+    views: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Plan:
         traits = Traits(np.concatenate(ranks), self.task, of_sample)
         self._training_samples(traits)
         self._memory_over_tasks(stream.known(column), traits)
+        self._number_views()
 
     def _class_scopes(self, client: Client, shape: tuple[int, int]) -> None:
         """Masks over classes, one row per task."""
@@ -146,6 +150,20 @@ class Plan:
                     admit = admitted_per_task(self.capacity, known[p], admit)
                 store = policy(store, shuffled, admit, self.capacity, traits)
             self.memory_after.append(store)
+
+    def _number_views(self) -> None:
+        """After the numbers of all samples come those of their second view, and so on."""
+        self.count = len(self.rows)
+        self.rows = np.concatenate([self.rows + offset for offset in self.work.views])
+        self.task = np.tile(self.task, len(self.work.views))
+
+    def _seen_as(self, numbers: Ints, *key: keyed_random.Key) -> Ints:
+        """The same samples, each in a view that is drawn for it."""
+        views = len(self.work.views)
+        if views == 1:
+            return numbers
+        drawn = (keyed_random.uniforms(numbers.shape, *key) * views).astype(np.int64)
+        return np.where(numbers < 0, numbers, numbers + drawn * self.count)
 
     @property
     def tasks(self) -> int:
@@ -230,8 +248,8 @@ class Plan:
             first=g == mine[0],
             last=g == mine[-1],
             samples=samples,
-            batch=batch,
-            memory=self._memory_batches(p, len(batch), key),
+            batch=self._seen_as(batch, "view", *key),
+            memory=self._seen_as(self._memory_batches(p, len(batch), key), "memory-view", *key),
             epoch=np.repeat(np.arange(self.work.epochs), steps),
             key=keyed_random.seed62("dropout", *key) + np.arange(len(batch), dtype=np.int64),
             broken=self.work.broken > 0

@@ -90,7 +90,7 @@ class SiteClient:
         """The site's introduction."""
         now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
         waiting = bool((self.site.plan.position[now:] >= 0).any())
-        samples = len(self.site.plan.rows)
+        samples = self.site.plan.count
         client = int(self.site.index)
         return Answer(Hello(client=client, samples=samples, waiting=waiting, **self._sender()))
 
