@@ -142,7 +142,7 @@ def test_which_runs_of_a_study_are_one_training(tmp_path):
         return {trial.line.label for trial in questions if trial.directory.name in names}
 
     assert same("start=global") == {
-        "told=block", "kernel=exp_d2", "kernel=knnper", "k=1", "k=5", "k=25", "theta=0.25", "theta=0.75",
+        "task_classes=all", "kernel=exp_d2", "kernel=knnper", "k=1", "k=5", "k=25", "theta=0.25", "theta=0.75",
         "features=conv", "fedmes-global",
     }  # fmt: skip
     assert same("theta=tuned") == set()  # it holds samples back

@@ -113,9 +113,9 @@ QUESTIONS = (
         "scope=tasks": {"train.scope": "tasks"},
         "scope=all": {"train.scope": "all"},
     }),
-    *_question("Among which classes does a client choose that is told the task?", "fedmes", {
-        "told=own": {},
-        "told=block": {"eval.task_classes": "all"},
+    *_question("Which classes are candidates where the task id is given?", "fedmes", {
+        "task_classes=own": {},
+        "task_classes=all": {"eval.task_classes": "all"},
     }),
     *_question("How strong is the pull towards the received model (in rule 1 only)?", "fedmes", {
         "lambda=paper": {},
@@ -157,9 +157,9 @@ QUESTIONS = (
         "policy=fifo": {},
         "policy=balanced": {"memory.policy": "balanced"},
     }),
-    *_model("Which model of FedAvg is judged?", "fedavg", "global", "personal"),
-    *_model("Which model of FedAGEM is judged?", "fedagem", "global", "personal"),
-    *_model("Which model of FedMeS is judged?", "fedmes", "personal", "global"),
+    *_model("Which model of FedAvg is evaluated?", "fedavg", "global", "personal"),
+    *_model("Which model of FedAGEM is evaluated?", "fedagem", "global", "personal"),
+    *_model("Which model of FedMeS is evaluated?", "fedmes", "personal", "global"),
 )  # fmt: skip
 WITH_MEMORY = ("fedmes-plus", "fedmes", "fedagem", "local-er")
 
@@ -198,8 +198,7 @@ STUDIES: dict[str, Study] = {
     "table1": TABLE1,
     "table1-block": replace(
         TABLE1,
-        title="Table 1 where a client that is told its task chooses among all of the task's "
-        "classes",
+        title="Table 1 where, given the task id, all classes of the task are candidates",
         options={"eval.task_classes": "all"},
         # of digits a client has all of a task's classes
         quick=DIGITS | {"benchmarks": ("synthetic",)},

@@ -187,7 +187,7 @@ def _page(
         lines += [f"**{QUICK}.**", ""]
     body = "\n".join(as_markdown(table) for table in made)
     about = [
-        "Mean and population standard deviation over seeds. *masked*: the task is told; "
+        "Mean and population standard deviation over seeds. *masked*: the task id is given; "
         "*oblivious*: it is not; both are scores of the same training."
     ]
     about += [meaning for sign, meaning in SIGNS.items() if sign in body]
