@@ -24,7 +24,9 @@ def list_data(root: Root = None) -> None:
 
     root = root or data_root()
     for name, entry in CATALOG.items():
-        state = "found" if find(name, root) else "not found"
+        state = "found"
+        if not find(name, root):
+            state = "not found"
         print(f"{name:<16} {state:<10} {entry.summary}")
     print(f"\nlooked for in {root} (FEDMES_DATA or --root names another folder)")
 
@@ -44,7 +46,7 @@ def fetch(
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get
 
     root = root or data_root()
-    # mistakes are reported before anything is downdata
+    # mistakes are reported before anything is downloaded
     wanted = [(name, find(name, root)) for name in names]
     for name, places in wanted:
         if not places and CATALOG[name].archive is None:
@@ -78,7 +80,10 @@ def check(
 
     root = root or data_root()
     usable = True
-    for each in [name] if name else list(CATALOG):
+    checked = list(CATALOG)
+    if name:
+        checked = [name]
+    for each in checked:
         places = find(each, root)
         if not places:
             usable = False
@@ -93,7 +98,7 @@ def check(
             continue
         train = data.train_count or 0
         test = len(data.y) - train
-        state = data.notes[0].removeprefix(f"{each}: ") if data.notes else "complete"
+        state = (*data.notes, "complete")[0].removeprefix(f"{each}: ")
         images = f"{len(data.class_names)} classes, {train:,} + {test:,} images"
         print(f"{each}: {state}; {images}, in {places[0].parent}")
     if not usable and name is not None:

@@ -28,7 +28,9 @@ def flag(key: str, *names: str, **changes: Any) -> Any:
 def help_text(option: Option) -> str:
     """The first sentence of the description, and the default."""
     default = option.default.strip("`[]")
-    return option.summary if default in ("", "none") else f"{option.summary}; default: {default}"
+    if default in ("", "none"):
+        return option.summary
+    return f"{option.summary}; default: {default}"
 
 
 ConfigFile = Annotated[
@@ -87,12 +89,14 @@ def configured_for_methods() -> Callable[..., Callable[..., None]]:
 
 
 def _parameters(instead: Mapping[str, Any]) -> list[inspect.Parameter]:
-    made = {key: flag(key) for key in FLAGS.values()} | dict(instead)
     listed = [_parameter("config_file", ConfigFile)]
     for name, key in FLAGS.items():
-        if made[key] is not None:
-            kind = int if all_options()[key].annotation is int else str
-            listed.append(_parameter(name, Annotated[kind | None, made[key]]))
+        made = flag(key)
+        if key in instead:
+            made = instead[key]
+        if made is not None:
+            kind = {int: int}.get(all_options()[key].annotation, str)
+            listed.append(_parameter(name, Annotated[kind | None, made]))
     return [*listed, _parameter("settings", Settings), _parameter("trust", Trust, False)]
 
 
@@ -167,12 +171,12 @@ def assignments(settings: list[str] | None) -> dict[str, Any]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+    return tuple(map(str.strip, text.split(",")))
 
 
 def numbers(flag: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return list(map(int, text.split(",")))
     except ValueError:
         raise UserError(
             f"{flag}: whole numbers separated by commas are needed, not '{text}'"

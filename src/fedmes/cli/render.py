@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -23,7 +24,7 @@ from fedmes.results.labels import NUMBERS, SCORE_TAGS, SHORT_SCORES, variants
 def run_report(result: Result) -> RenderableType:
     """The result of `fedmes run`."""
     config = result.config
-    seeds = "seeds" if len(config.seeds) > 1 else "seed"
+    seeds = "seed" + "s" * (len(config.seeds) > 1)
     head = Text.assemble(
         (printable(config.method), "bold"),
         f" on {config.benchmark}: "
@@ -36,11 +37,16 @@ def run_report(result: Result) -> RenderableType:
     return Group(head, Text(), _scores(result), Text(), _by_task(result), Text(), *_footer(result))
 
 
+def _table(*columns: str, title: str | None = None) -> Table:
+    """A table with columns of text, the first to the left and the others to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", title=title)
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap="\n" in name)
+    return table
+
+
 def _scores(result: Result) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in NUMBERS.values():
-        table.add_column(name, justify="right")
+    table = _table("", *NUMBERS.values())
     for score, title in SHORT_SCORES.items():
         table.add_row(Text(title, style="italic"))
         for name, numbers in variants(result).values():
@@ -50,15 +56,15 @@ def _scores(result: Result) -> Table:
 
 def _by_task(result: Result) -> Table:
     """Forgetting: the accuracy on each task when it was just learned, and at the end."""
-    tasks = range(min(result.config.tasks, 12))
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    tasks = min(result.config.tasks, 12)
+    table = _table()
     table.add_column(f"accuracy by task, {SCORE_TAGS['oblivious']}")
-    for task in tasks:
+    for task in range(tasks):
         table.add_column(str(task + 1), justify="right")
     for suffix, (name, _) in variants(result).items():
         learned, kept = metrics.learned_and_kept(result.accuracy[f"acc{suffix}"])
-        table.add_row(f"  {name}, just learned", *(three(learned[task]) for task in tasks))
-        table.add_row(f"  {name}, after the last task", *(three(kept[task]) for task in tasks))
+        table.add_row(f"  {name}, just learned", *map(three, learned[:tasks]))
+        table.add_row(f"  {name}, after the last task", *map(three, kept[:tasks]))
     return table
 
 
@@ -90,7 +96,7 @@ def _footer(result: Result) -> list[Text]:
         lines.append(f"note: {len(notes) - 3} more such notes in result.json")
     if result.directory is not None:
         lines.append(f"result: {result.directory}")
-    return [_printable(line) for line in lines]
+    return list(map(_printable, lines))
 
 
 def _memory(result: Result) -> str:
@@ -108,78 +114,70 @@ def _memory(result: Result) -> str:
 def comparison(results: Sequence[Result], width: int) -> RenderableType:
     """One row a method and way of predicting; the best of each column is bold. Two tables where one
     is too wide."""
-    if width < (113 if any(result.reused for result in results) else 105):
-        return Group(
-            _compared(results, ["oblivious"], costs=True),
-            Text(),
-            _compared(results, ["masked"], costs=False),
-        )
-    return _compared(results, list(SHORT_SCORES), costs=True)
+    needed = 105
+    if any(result.reused for result in results):
+        needed = 113
+    if width >= needed:
+        return _compared(results, list(SHORT_SCORES), costs=True)
+    return Group(
+        _compared(results, ["oblivious"], costs=True),
+        Text(),
+        _compared(results, ["masked"], costs=False),
+    )
 
 
 def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Table:
-    rows = []
+    columns = list(product(scores, ("acc_all", "fr", "acc_final")))
+    heads = [f"{score}\n{NUMBERS[key]}" for score, key in columns]
+    if costs:
+        heads += ["MB\nup", "MB\ndown", "\nseconds"]
+    table = _table("\nmethod", *heads)
+    best = _best(results, columns)
     for result in results:
         for suffix, (_, numbers) in variants(result).items():
-            cost = [
-                _megabytes(result, "up"),
-                _megabytes(result, "down"),
-                f"{result.seconds['total']:.1f}",
-            ]
-            cost += ["reused"] if result.reused else []  # in a column of its own, without a head
+            cells = []
+            for score, key in columns:
+                number = numbers[score][key]
+                cells.append(Text(_short(number)))
+                if number["mean"] is not None and number["mean"] == best[score, key]:
+                    cells[-1].style = "bold"
+            if costs and not suffix:
+                moved = (_megabytes(result, "up"), _megabytes(result, "down"))
+                cells += map(Text, (*moved, f"{result.seconds['total']:.1f}"))
+                if result.reused:  # in a column of its own, without a head
+                    cells.append(Text("reused"))
             label = printable(result.config.method + suffix.replace("_", "-"))
-            rows.append((label, numbers, [] if suffix else cost))
-    columns = [(score, key) for score in scores for key in ("acc_all", "fr", "acc_final")]
+            table.add_row(label, *cells)
+    return table
+
+
+def _best(
+    results: Sequence[Result], columns: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], float | None]:
     best = {}
     for score, key in columns:
-        means = [
-            numbers[score][key]["mean"]
-            for _, numbers, _ in rows
-            if numbers[score][key]["mean"] is not None
-        ]
-        best[score, key] = (min if key == "fr" else max)(means, default=None)
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("\nmethod", no_wrap=True)
-    for score, key in columns:
-        table.add_column(f"{score}\n{NUMBERS[key]}", justify="right", no_wrap=True)
-    for name in ("MB\nup", "MB\ndown", "\nseconds") if costs else ():
-        table.add_column(name, justify="right", no_wrap=True)
-    for label, numbers, cost in rows:
-        cells = []
-        for column in columns:
-            number = numbers[column[0]][column[1]]
-            winner = number["mean"] is not None and number["mean"] == best[column]
-            cells.append(Text(_short(number), style="bold" if winner else ""))
-        table.add_row(label, *cells, *(cost if costs else ()))
-    return table
+        means = []
+        for result in results:
+            for _, numbers in variants(result).values():
+                means.append(numbers[score][key]["mean"])
+        known = sorted(mean for mean in means if mean is not None)
+        if key != "fr":
+            known.reverse()
+        best[score, key] = next(iter(known), None)
+    return best
 
 
 def bench(title: str, rows: Sequence[Row]) -> Table:
     """Client-steps a second, three ways."""
-    table = Table(
-        box=None, pad_edge=False, header_style="bold", title=f"client-steps a second on {title}"
-    )
-    table.add_column("model")
-    for name in (
-        "clients",
-        "plain loop",
-        "loop engine",
-        "stacked",
-        "stacked / plain",
-        "auto takes",
-    ):
-        table.add_column(name, justify="right")
+    engines = ("plain loop", "loop engine", "stacked", "stacked / plain", "auto takes")
+    table = _table("model", "clients", *engines, title=f"client-steps a second on {title}")
     for row in rows:
-        rates = (
-            row.plain_client_steps_per_s,
-            row.loop_client_steps_per_s,
-            row.stacked_client_steps_per_s,
-        )
         table.add_row(
             row.model,
             str(row.replicas),
-            *(f"{r:,.1f}" for r in rates),
+            f"{row.plain_client_steps_per_s:,.1f}",
+            f"{row.loop_client_steps_per_s:,.1f}",
+            f"{row.stacked_client_steps_per_s:,.1f}",
             f"{row.speedup:.2f}",
             row.auto,
         )
@@ -188,47 +186,38 @@ def bench(title: str, rows: Sequence[Row]) -> Table:
 
 def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
     """A row an image; where there are many, how often each class was said."""
-    many = len(found) > 25
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    if not many:
-        for name in (
-            "image",
-            "label",
-            "p",
-            "network alone",
-            "memory alone",
-            "nearest stored samples (distance)",
-        ):
-            table.add_column(name, justify="right" if name == "p" else "left", overflow="fold")
-        for name, p in found:
-            near = ", ".join(f"{n.label} ({n.distance:.3g})" for n in p.neighbours[:3]) or "-"
-            cells = (
-                name,
-                p.label,
-                f"{p.probability:.3f}",
-                _vote(p.network),
-                _vote(p.memory),
-                near,
-            )
-            table.add_row(*(_printable(cell) for cell in cells))
-        return table
-    for name in ("label", "images", "mean p"):
-        table.add_column(name, justify="left" if name == "label" else "right")
+    if len(found) > 25:
+        return _prediction_counts(found)
+    table = _table()
+    for name in ("image", "label", "p", "network alone", "memory alone"):
+        table.add_column(name, overflow="fold")
+    table.columns[2].justify = "right"
+    table.add_column("nearest stored samples (distance)", overflow="fold")
+    for name, p in found:
+        near = ", ".join(f"{n.label} ({n.distance:.3g})" for n in p.neighbours[:3]) or "-"
+        votes = (f"{p.probability:.3f}", _vote(p.network), _vote(p.memory))
+        table.add_row(*map(_printable, (name, p.label, *votes, near)))
+    return table
+
+
+def _prediction_counts(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
+    table = _table("label", "images", "mean p")
     by_label: dict[str, list[float]] = {}
     for _, p in found:
         by_label.setdefault(p.label, []).append(p.probability)
     for label, shares in sorted(by_label.items(), key=lambda entry: -len(entry[1])):
         table.add_row(_printable(label), f"{len(shares):,}", f"{sum(shares) / len(shares):.3f}")
-    voted = [p for _, p in found if p.memory is not None]
-    agree = sum(p.memory is not None and p.network.label == p.memory.label for p in voted)
+    agreed = [p.network.label == p.memory.label for _, p in found if p.memory is not None]
     lines = [f"{len(found):,} images in all; one by one with --json"]
-    if voted:
-        lines.insert(0, f"network and memory agree about {agree:,} of {len(voted):,}")
-    return Group(table, Text(), *(Text(line) for line in lines))
+    if agreed:
+        lines.insert(0, f"network and memory agree about {sum(agreed):,} of {len(agreed):,}")
+    return Group(table, Text(), *map(Text, lines))
 
 
 def _vote(vote: Vote | None) -> str:
-    return "-" if vote is None else f"{vote.label} {vote.probability:.3f}"
+    if vote is None:
+        return "-"
+    return f"{vote.label} {vote.probability:.3f}"
 
 
 def _printable(text: str) -> Text:
@@ -238,14 +227,16 @@ def _printable(text: str) -> Text:
 
 def _number(value: dict[str, float | None]) -> str:
     mean = three(value["mean"])
-    std = value["std"]
-    return f"{mean} ± {std:.3f}" if std else mean
+    if std := value["std"]:
+        return f"{mean} ± {std:.3f}"
+    return mean
 
 
 def _short(value: dict[str, float | None]) -> str:
     mean = three(value["mean"])
-    std = value["std"]
-    return mean + f"±{std:.3f}".replace("0.", ".") if std else mean
+    if std := value["std"]:
+        return mean + f"±{std:.3f}".replace("0.", ".")
+    return mean
 
 
 def _megabytes(result: Result, way: str) -> str:

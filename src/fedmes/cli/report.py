@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,17 +79,16 @@ def _scopes(
     """The scope of each study."""
     from fedmes.studies.runs import Scope
 
-    scope = Scope(
-        names[0],
-        out,
-        quick,
-        clients=tuple(options.numbers("--clients", clients)) if clients else None,
-        benchmarks=None if benchmarks is None else options.names(benchmarks),
-        methods=None if methods is None else options.names(methods),
-        seeds=tuple(options.numbers("--seeds", seeds)) if seeds else None,
-        options=options.assignments(settings),
-    )
-    return [replace(scope, study=name) for name in names]
+    asked: dict[str, Any] = {"options": options.assignments(settings)}
+    if clients:
+        asked["clients"] = tuple(options.numbers("--clients", clients))
+    if benchmarks is not None:
+        asked["benchmarks"] = options.names(benchmarks)
+    if methods is not None:
+        asked["methods"] = options.names(methods)
+    if seeds:
+        asked["seeds"] = tuple(options.numbers("--seeds", seeds))
+    return [Scope(name, out, quick, **asked) for name in names]
 
 
 @app.command(epilog=f"Example: {EXAMPLE}")
@@ -118,7 +116,10 @@ def reproduce(
                 print(f"running {place.with_name(name)}", file=sys.stderr)
         train(prepared, place, quiet, resume=True, again=again)
 
-    for written in studies.reproduce(scopes, None if no_run else execute, again):
+    runs_missing: studies.Execute | None = execute
+    if no_run:
+        runs_missing = None
+    for written in studies.reproduce(scopes, runs_missing, again):
         if not quiet and not no_run:
             for place in written.reused:
                 print(f"reused {place}", file=sys.stderr)

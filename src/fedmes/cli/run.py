@@ -110,8 +110,11 @@ def compare(
     from fedmes.methods import METHODS
     from fedmes.results import run_dir
 
+    chosen = options.names(methods)
+    if methods == "all":
+        chosen = tuple(METHODS)
     sections = {}
-    for name in METHODS if methods == "all" else options.names(methods):
+    for name in chosen:
         sections[name] = custom_section(plugins.resolve("method", name, METHODS))
     config = load(sections.values())
     prepared = []

@@ -65,20 +65,18 @@ def list_names(
     if kind is not None and kind not in kinds:
         raise unknown("kind", kind, kinds)
     console = Console()
-    for name in [kind] if kind else list(kinds):
+    for name, summaries in kinds.items():
         if kind is None:
             console.print(f"[bold]{name}[/bold]")
-        for item, summary in kinds[name]().items():
-            console.print(f"{item:<14} {summary}", highlight=False, soft_wrap=True)
+        if kind in (None, name):
+            for item, summary in summaries().items():
+                console.print(f"{item:<14} {summary}", highlight=False, soft_wrap=True)
 
 
 def _method_summaries() -> dict[str, str]:
-    from fedmes.common import plugins
     from fedmes.methods import SUMMARY
 
-    return SUMMARY | {
-        name: f"from {entry.value}" for name, entry in plugins.installed("method").items()
-    }
+    return SUMMARY | _installed("method")
 
 
 def _benchmark_summaries() -> dict[str, str]:
@@ -88,10 +86,13 @@ def _benchmark_summaries() -> dict[str, str]:
 
 
 def _model_summaries() -> dict[str, str]:
-    from fedmes.common import plugins
     from fedmes.models.networks import MODELS
 
     summaries = {name: (model.__doc__ or "").splitlines()[0] for name, model in MODELS.items()}
-    return summaries | {
-        name: f"from {entry.value}" for name, entry in plugins.installed("model").items()
-    }
+    return summaries | _installed("model")
+
+
+def _installed(kind: str) -> dict[str, str]:
+    from fedmes.common import plugins
+
+    return {name: f"from {entry.value}" for name, entry in plugins.installed(kind).items()}

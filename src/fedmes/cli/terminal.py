@@ -27,8 +27,9 @@ def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | N
     with bar(title, status="preparing") as report:
 
         def listener(now: Standing) -> None:
-            accuracy = "" if now.accuracy is None else f", accuracy so far {now.accuracy:.3f}"
-            status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}{accuracy}"
+            status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}"
+            if now.accuracy is not None:
+                status += f", accuracy so far {now.accuracy:.3f}"
             report(now.rounds_done, now.rounds_total, status)
 
         yield listener
@@ -42,7 +43,9 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
     def stop(number: int, _: object) -> None:
         received.append(number)
         if len(received) > 1:
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(128 + number)
         print("\nstopping after this round (once more: at once)", file=sys.stderr)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -59,7 +62,9 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 def wide_console(width: int = 120) -> Console:
     """A file or a pipe has no width to keep to."""
     console = Console()
-    return console if console.is_terminal else Console(width=width)
+    if console.is_terminal:
+        return console
+    return Console(width=width)
 
 
 def show(result: Result, quiet: bool) -> None:

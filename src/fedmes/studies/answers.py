@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def questions(outcomes: Sequence[Outcome]) -> list[Table]:
                 columns.append(column)
         heads, *rows = zip(*columns, strict=True)
         name = f"{question} {title(outcomes)}"
-        tables.append(Table(name, [str(head) for head in heads], rows, notes))
+        tables.append(Table(name, list(map(str, heads)), rows, notes))
     return tables
 
 
@@ -37,28 +38,33 @@ def _answer_columns(answers: Sequence[Outcome]) -> list[list[Cell]]:
     """Each column with its head on top."""
     runs = [outcome.run for outcome in answers]
     columns: list[list[Cell]] = [["answer", *(outcome.trial.line.label for outcome in answers)]]
+
+    def add(head: str, measure: Callable[..., Cell], *about: Any) -> None:
+        columns.append([head, *(measure(run, *about) for run in runs)])
+
     for score in SCORES:
-        columns.append([f"Acc {score}", *(metric(run, score, "acc_all") for run in runs)])
-        columns.append([f"FR {score}", *(metric(run, score, "fr") for run in runs)])
-        gains = [_over_first(run, runs[0], score) for run in runs[1:]]
-        columns.append([f"Acc less the first's, {score}", "the first", *gains])
+        add(f"Acc {score}", metric, score, "acc_all")
+        add(f"FR {score}", metric, score, "fr")
+        add(f"Acc less the first's, {score}", _over_first, score, runs[0])
+        columns[-1][1] = "the first"
     for score in SCORES:
-        alone = [metric(run, score, "acc_all", alone=True) for run in runs]
-        columns.append([f"network alone, {score}", *alone])
-    columns.append(["rule-2 steps", *map(_rule2, runs)])
+        add(f"network alone, {score}", metric, score, "acc_all", True)
+    add("rule-2 steps", _rule2)
     return columns
 
 
 def _nobodys(cells: Sequence[Cell]) -> bool:
     """Is this what no run of these methods has, say a vote?"""
-    return "-" in cells and all(cell in ("-", OPEN) for cell in cells)
+    return "-" in cells and set(cells) <= {"-", OPEN}
 
 
-def _over_first(run: Run | None, first: Run | None, score: str) -> Cell:
+def _over_first(run: Run | None, score: str, first: Run | None) -> Cell:
     if run is None or first is None:
         return OPEN
     gain = numbers.seed_values(run.result, score) - numbers.seed_values(first.result, score)
-    spread = float(np.std(gain)) if len(gain) > 1 else None
+    spread = None
+    if len(gain) > 1:
+        spread = float(np.std(gain))
     return Number(float(np.mean(gain)), spread, signed=True)
 
 
@@ -67,7 +73,9 @@ def _rule2(run: Run | None) -> Cell:
     if run is None:
         return OPEN
     shares = [share for share in run.result.by_task.get("rule2", [])[1:] if share is not None]
-    return f"{np.mean(shares):.1%}" if shares else "-"
+    if not shares:
+        return "-"
+    return f"{np.mean(shares):.1%}"
 
 
 def costs(outcomes: Sequence[Outcome]) -> list[Table]:
@@ -77,7 +85,7 @@ def costs(outcomes: Sequence[Outcome]) -> list[Table]:
     ]  # fmt: skip
     question = outcomes[0].trial.line.question
     first = [outcome for outcome in outcomes if outcome.trial.line.question == question]
-    fedmes = next((run for run in there(first) if run.config.method == "fedmes"), None)
+    seconds_of = {run.config.method: run.result.seconds["train"] for run in there(first)}
     rows: list[list[Cell]] = []
     for outcome in first:
         label = outcome.trial.line.label
@@ -87,8 +95,8 @@ def costs(outcomes: Sequence[Outcome]) -> list[Table]:
         result = outcome.run.result
         seconds = result.seconds["train"]
         ratio: Cell = OPEN
-        if fedmes is not None:
-            ratio = Number(seconds / fedmes.result.seconds["train"], digits=2)
+        if "fedmes" in seconds_of:
+            ratio = Number(seconds / seconds_of["fedmes"], digits=2)
         up = Number(result.communication["up_bytes"] / 1e6, digits=1)
         down = Number(result.communication["down_bytes"] / 1e6, digits=1)
         about = [_stored(outcome.run), computed_on(outcome.run)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedmes.report.collect import Run, title_of
 from fedmes.report.table import Cell, Number
@@ -36,7 +37,9 @@ def metric(run: Run | None, score: str, key: str, alone: bool = False) -> Cell:
     """A metric of a run, or of its network alone."""
     if run is None:
         return OPEN
-    found = run.metrics_nolip if alone else run.metrics
+    found: dict[str, Any] | None = run.metrics
+    if alone:
+        found = run.metrics_nolip
     if found is None:
         return "-"
     return Number.of(found[score][key], len(run.config.seeds))

@@ -52,12 +52,12 @@ class Study:
 Options = Mapping[str, Any]
 
 
-def _methods(*names: str) -> tuple[Line, ...]:
-    return tuple(Line(name, name) for name in names)
+def _methods(*names: str, question: str = "") -> tuple[Line, ...]:
+    return tuple(Line(name, name, question=question) for name in names)
 
 
-def _memories(*sizes: int) -> tuple[Line, ...]:
-    return tuple(Line(f"memory-{size}", "fedmes", {"memory.size": size}) for size in sizes)
+def _memory(size: int, name: str = "memory-") -> Line:
+    return Line(f"{name}{size}", "fedmes", {"memory.size": size})
 
 
 def _here(low: int, high: int) -> Line:
@@ -67,7 +67,7 @@ def _here(low: int, high: int) -> Line:
 
 
 def _fix(size: int) -> Line:
-    return Line(f"Fix{size}", "fedmes", {"memory.size": size})
+    return _memory(size, "Fix")
 
 
 def _question(text: str, method: str, answers: Mapping[str, Options]) -> tuple[Line, ...]:
@@ -185,10 +185,7 @@ PARTS = _question("What does each part of FedMeS+ do?", "fedmes-plus", {
     "predicts=w": {"eval.model": "personal"},
     "predicts=W": {"eval.model": "global"},
 })  # fmt: skip
-EVERYBODY = tuple(
-    Line(name, name, question="Who is ahead?")
-    for name in ("fedmes-plus", *PAPER_METHODS, "local-er", "joint")
-)
+EVERYBODY = _methods("fedmes-plus", *PAPER_METHODS, "local-er", "joint", question="Who is ahead?")
 
 
 RATES = (3e-4, 1e-3, 3e-3)
@@ -225,9 +222,10 @@ STUDIES: dict[str, Study] = {
     ),
     "memory": Study(
         "Accuracy of FedMeS by the size of its memory",
-        ("split-cifar100",), (10,), THREE, _memories(30, 60, 90, 120, 150, 180, 210, 240, 300),
+        ("split-cifar100",), (10,), THREE,
+        tuple(map(_memory, (30, 60, 90, 120, 150, 180, 210, 240, 300))),
         tables=("memory",), figure="memory",
-        quick=DIGITS | {"lines": _memories(5, 10, 20, 30, 45, 60)},
+        quick=DIGITS | {"lines": tuple(map(_memory, (5, 10, 20, 30, 45, 60)))},
     ),
     "heteromemory": Study(
         "Memories of different size at different clients",

@@ -101,10 +101,10 @@ def table1(outcomes: Sequence[Outcome]) -> Figures:
                     if name in points and points[name]["mean"] is not None:
                         _point(ax, points[name], place + shift, name, name == "paper" or several)
                         shown.add(name)
-            _rows(ax, [label for label, _ in rows])
+            _rows(ax, list(dict(rows)))
             ax.set_xlabel(title)
             ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
-        _score_legend(figure, [name for name in LOOKS if name in shown])
+        _score_legend(figure, filter(shown.__contains__, LOOKS))
     return {"": figure}
 
 
@@ -129,17 +129,18 @@ def questions(outcomes: Sequence[Outcome]) -> Figures:
         defaults.setdefault(question, outcome.run)
         if outcome.run is not None:
             groups.setdefault(question, []).append(outcome.run)
-    places: dict[str, list[float]] = {}
+    places: dict[str, Any] = {}
+    labels: list[str] = []
     height = 0.0
     for question, members in groups.items():
-        places[question] = [height + i for i in range(len(members))]
+        places[question] = height + np.arange(len(members))
+        labels += [run.label for run in members]
         height += len(members) + 0.7
     with mpl.sheet(1, 2, 1.0 + 0.2 * height, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, SHORT_SCORES.items(), strict=True):
             for question, members in groups.items():
                 _answers(ax, score, members, places[question], defaults[question])
-            labels = [run.label for members in groups.values() for run in members]
-            _rows(ax, labels, [place for here in places.values() for place in here])
+            _rows(ax, labels, np.concatenate(list(places.values())))
             ax.set(title=title, xlabel="Acc_ALL")
     return {"": figure}
 
@@ -157,23 +158,26 @@ def _answers(
 
 def memory(outcomes: Sequence[Outcome]) -> Figures:
     """Acc_ALL against the size of the memory, with the paper's numbers where it prints any."""
-    sizes = {int(numbers.memory_size(run.result)): run for run in there(outcomes)}
+    sizes = []
+    voted = []
+    alone = []
     printed = {}
-    for size in sizes:
-        found = paper.memory(*outcomes[0].trial.setting, size)
-        if found is not None:
+    for run in there(outcomes):
+        size = int(numbers.memory_size(run.result))
+        sizes.append(size)
+        voted.append(run.metrics)
+        alone.append(run.metrics_nolip)
+        if (found := paper.memory(*outcomes[0].trial.setting, size)) is not None:
             printed[size] = found.mean
+    several = len(outcomes[0].trial.config.seeds) > 1
     with mpl.sheet(1, 2, 3.0, sharey=True) as (figure, axes):
         for ax, (score, title) in zip(axes.flat, SHORT_SCORES.items(), strict=True):
-            voted = [run.metrics for run in sizes.values()]
-            alone = [run.metrics_nolip for run in sizes.values()]
-            several = len(outcomes[0].trial.config.seeds) > 1
             for label, look, metrics in (
                 ("fedmes", Look(0, 0, 0), voted),
                 ("network alone", Look(4, 1, 1), alone),
             ):
                 curve = _acc_all(metrics, score, several)
-                mpl.draw_line(ax, Line(label, look, list(sizes), curve))
+                mpl.draw_line(ax, Line(label, look, sizes, curve))
             if printed:
                 marker, face, edge = LOOKS["paper"]
                 ax.plot(
@@ -197,8 +201,10 @@ def _acc_all(metrics: Iterable[Any], score: str, several: bool) -> Curve:
     """The numbers of several runs as one curve."""
     found = [each[score]["acc_all"] for each in metrics]
     mean = np.array([number["mean"] for number in found], dtype=float)
-    std = np.array([number["std"] for number in found], dtype=float)
-    return Curve(mean, std if several else np.full_like(std, np.nan))
+    std = np.full_like(mean, np.nan)
+    if several:
+        std[:] = [number["std"] for number in found]
+    return Curve(mean, std)
 
 
 def wallclock(outcomes: Sequence[Outcome], caption: str) -> Figures:
@@ -238,7 +244,7 @@ def lr(outcomes: Sequence[Outcome]) -> Figures:
             ring: Any = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
             ax.plot(*best, **ring, color=palette.LIGHT[look.colour])
         ax.set_xscale("log")
-        ax.set_xticks(RATES, [f"{rate:g}" for rate in RATES])
+        ax.set_xticks(RATES, map("{:g}".format, RATES))
         ax.minorticks_off()
         ax.set(xlabel="learning rate", ylabel="Acc_ALL, mean of both scores")
         figure.legend(loc="outside right upper", handlelength=2.6, labelspacing=0.75)
@@ -255,15 +261,18 @@ def _both_scores(ax: Axes, runs: Sequence[Run]) -> None:
 
 def _point(ax: Axes, value: dict[str, Any], place: float, name: str, spread: bool) -> None:
     marker, face, edge = LOOKS[name]
-    mean = np.nan if value["mean"] is None else value["mean"]
-    std = value["std"] if spread else None
+    mean = np.array(value["mean"], dtype=float)  # None becomes NaN
+    std = None
+    if spread:
+        std = value["std"]
     look: Any = {"fmt": marker, "markersize": 4.5, "markerfacecolor": face}
     ax.errorbar(mean, place, xerr=std, **look, color=edge, elinewidth=0.9)
 
 
-def _rows(ax: Axes, labels: Sequence[str], places: Sequence[float] | None = None) -> None:
+def _rows(ax: Axes, labels: Sequence[str], places: Any = None) -> None:
     """Names down the side, the first on top, lines to read along."""
-    places = places or list(range(len(labels)))
+    if places is None:
+        places = range(len(labels))
     ax.set_yticks(places, labels)
     ax.set_ylim(places[-1] + 0.6, -0.6)
     # more would run into each other where they have four digits
@@ -281,4 +290,4 @@ def _mark(name: str) -> Line2D:
 
 
 def _score_legend(figure: Figure, names: Iterable[str]) -> None:
-    figure.legend(handles=[_mark(name) for name in names], loc="outside lower center", ncols=3)
+    figure.legend(handles=list(map(_mark, names)), loc="outside lower center", ncols=3)

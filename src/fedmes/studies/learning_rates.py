@@ -49,7 +49,9 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
         scores: dict[float, Cell] = {}
         for run in there(grid):
             scores[run.config.optim.lr] = Number(rate_score(run))
-        best = f"{chosen[method]:g}" if method in chosen else OPEN
+        best = OPEN
+        if method in chosen:
+            best = f"{chosen[method]:g}"
         rows.append([method, *(scores.get(rate, OPEN) for rate in RATES), best])
     default = BENCHMARKS[benchmark].defaults.get("optim", {}).get("lr", 1e-3)
     notes = [
@@ -57,7 +59,7 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
         "rate is taken.",
         f"Without a choice a method has the benchmark's rate, {default:g}.",
     ]
-    heads = ["method", *(f"rate {rate:g}" for rate in RATES), "chosen"]
+    heads = ["method", *map("rate {:g}".format, RATES), "chosen"]
     return [Table(title(outcomes), heads, rows, notes)]
 
 
@@ -70,7 +72,7 @@ def write_rates(scope: Scope, outcomes: Sequence[Outcome]) -> None:
     rates = read_toml(path)
     for benchmark, methods in chosen.items():
         rates[benchmark] = rates.get(benchmark, {}) | methods
-    quick = " --quick" if scope.quick else ""
+    quick = " --quick" * scope.quick
     lines = [f"# Chosen by `fedmes reproduce lr`{quick}; the other studies read it."]
     for benchmark, methods in sorted(rates.items()):
         lines += ["", f"[{benchmark}]"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +63,22 @@ def reproduce(
     Runs that differ in nothing but how clients are evaluated are one training. Of the runs that are
     there, those made from something else are refused, or run `again`.
     """
-    asked = [wanted(scope) for scope in scopes]
-    every = [trial for trials in asked for trial in trials]
-    there = [trial.directory for trial in every if look(trial).run is not None]
+    asked = list(map(wanted, scopes))
+    every = list(chain.from_iterable(asked))
+    there = {trial.directory for trial in every if look(trial).run is not None}
     failures: dict[Path, str] = {}
     if execute is not None:
         made, failures = _run_missing(every, execute, again)
-        there = [directory for directory in there if directory not in made]
+        there -= made
     written = []
     in_vain = []
     for scope, trials in zip(scopes, asked, strict=True):
         directories = dict.fromkeys(trial.directory for trial in trials)
-        if all(directory in failures for directory in directories):
+        if directories.keys() <= failures.keys():
             reason = failures[trials[0].directory]
             in_vain.append(f"{scope.name}: no run could be made ({reason})")
         else:
-            reused = [directory for directory in directories if directory in there]
+            reused = list(filter(there.__contains__, directories))
             written.append(_write(scope, _outcomes(trials, failures), reused))
     if in_vain:
         raise UserError("; ".join(in_vain))
@@ -100,7 +101,7 @@ def _run_missing(
         return bool(changed)
 
     failures: dict[Path, str] = {}
-    missing = [trial for trial in trials if to_do(trial)]
+    missing = list(filter(to_do, trials))
     made = {trial.directory for trial in missing}
     while missing:
         trial, *rest = missing
@@ -185,7 +186,7 @@ def _page(
     lines = [f"# {title}", ""]
     if scope.quick:
         lines += [f"**{QUICK}.**", ""]
-    body = "\n".join(as_markdown(table) for table in made)
+    body = "\n".join(map(as_markdown, made))
     about = [
         "Mean and population standard deviation over seeds. *masked*: the task id is given; "
         "*oblivious*: it is not; both are scores of the same training."
@@ -193,8 +194,8 @@ def _page(
     about += [meaning for sign, meaning in SIGNS.items() if sign in body]
     lines += [" ".join(about), "", body]
     lines += [f"![{file}]({file}.png)\n" for file in figures]
-    files = [scope.root / file for file in (PROTOCOL, LEARNING_RATES)]
-    agreed = ", ".join(str(file) for file in files if file.is_file())
+    files = map(scope.root.joinpath, (PROTOCOL, LEARNING_RATES))
+    agreed = ", ".join(map(str, filter(Path.is_file, files)))
     lines += ["## The runs", "", f"This page of them is made by `{scope.command} --no-run`.", ""]
     lines += [f"Options: {agreed or 'the defaults of each benchmark'}.", ""]
     for outcome in _once(outcomes):
@@ -204,17 +205,19 @@ def _page(
             lines.append(f"* [{name}]({where}/result.json): {computed_on(outcome.run)}")
     if waiting := _open(outcomes):
         lines += ["", "## Open", "", "Each command makes one of the runs that are not here.", ""]
-        commands = [f"{outcome.trial.command}  # {outcome.reason}" for outcome in waiting]
-        lines += ["```", *commands, "```"]
+        lines.append("```")
+        for outcome in waiting:
+            lines.append(f"{outcome.trial.command}  # {outcome.reason}")
+        lines.append("```")
     return "\n".join(lines) + "\n"
 
 
 def _once(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """One of each run: lines of a study may share it."""
     found: dict[Path, Outcome] = {}
-    for outcome in reversed(outcomes):
-        found[outcome.trial.directory] = outcome
-    return list(reversed(found.values()))
+    for outcome in outcomes:
+        found.setdefault(outcome.trial.directory, outcome)
+    return list(found.values())
 
 
 def _open(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -248,4 +251,6 @@ def _content(
 
 
 def _value(cell: Cell) -> Any:
-    return {"mean": cell.mean, "std": cell.std} if isinstance(cell, Number) else cell
+    if isinstance(cell, Number):
+        return {"mean": cell.mean, "std": cell.std}
+    return cell

@@ -45,12 +45,14 @@ class Scope:
     @property
     def root(self) -> Path:
         """Quick versions are apart: neither a full study nor a report on it finds them."""
-        return self.out / "quick" if self.quick else self.out
+        if self.quick:
+            return self.out / "quick"
+        return self.out
 
     @property
     def name(self) -> str:
         """What its files are called."""
-        return f"{self.study}-quick" if self.quick else self.study
+        return self.study + "-quick" * self.quick
 
     @property
     def command(self) -> str:
@@ -62,15 +64,20 @@ class Scope:
             if (values := getattr(self, name)) is not None:
                 words += [f"--{name}", ",".join(map(str, values))]
         for key, value in self.options.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            words += ["--set", f"{key}={text}"]
+            if not isinstance(value, str):
+                value = json.dumps(value)
+            words += ["--set", f"{key}={value}"]
         return shlex.join([*words, "--out", str(self.out)])
 
     def declared(self) -> Study:
         """The study, cut to what was asked for."""
         if self.study not in STUDIES:
             raise unknown("study", self.study, STUDIES)
-        study = STUDIES[self.study].shrunk() if self.quick else STUDIES[self.study]
+        study = STUDIES[self.study]
+        if self.quick:
+            study = study.shrunk()
+        if self.seeds:
+            study = replace(study, seeds=self.seeds, fewer={})
         for name in self.benchmarks or ():
             if name not in BENCHMARKS:
                 raise unknown("benchmark", name, BENCHMARKS)
@@ -78,8 +85,6 @@ class Scope:
             study,
             benchmarks=self.benchmarks or study.benchmarks,
             clients=self.clients or study.clients,
-            seeds=self.seeds or study.seeds,
-            fewer={} if self.seeds else study.fewer,
             lines=_chosen(study, self.methods),
         )
 
@@ -93,10 +98,18 @@ def _chosen(study: Study, names: Sequence[str] | None) -> tuple[Line, ...]:
         if not found and study.any_method and name in METHODS:
             found = [Line(name, name)]
         if not found:
-            known = {line.label for line in study.lines} | {line.method for line in study.lines}
-            raise unknown("method", name, known | set(METHODS) if study.any_method else known)
+            raise unknown("method", name, _known_lines(study))
         lines += [line for line in found if line not in lines]
     return tuple(lines)
+
+
+def _known_lines(study: Study) -> set[str]:
+    known = set()
+    for line in study.lines:
+        known |= {line.label, line.method}
+    if study.any_method:
+        known |= METHODS.keys()
+    return known
 
 
 @dataclass(frozen=True)
@@ -154,8 +167,8 @@ def wanted(scope: Scope) -> list[Trial]:
 
 def _agreed(content: Mapping[str, Any], method: str) -> dict[str, Any]:
     """What `protocol.toml` says of a benchmark: for all methods, and under `methods` for one."""
-    everybody = {key: value for key, value in content.items() if key != "methods"}
-    own = content.get("methods", {}).get(method, {})
+    everybody = dict(content)
+    own = everybody.pop("methods", {}).get(method, {})
     return configuration.dotted(everybody) | configuration.dotted(own)
 
 
@@ -183,10 +196,10 @@ def evaluations(trial: Trial, others: Iterable[Trial]) -> dict[str, dict[str, An
     for other in others:
         theirs = other.config.options()
         apart = {key: theirs.get(key) for key in mine if mine[key] != theirs.get(key)}
-        same_training = all(role_of(key) == "evaluation" for key in apart)
+        same_training = set(map(role_of, apart)) == {"evaluation"}
         # a tuned theta holds samples back from training
         tuned = "tuned" in (mine["knn.theta"], theirs["knn.theta"])
-        if apart and same_training and not tuned and theirs["output.models"] == "none":
+        if same_training and not tuned and theirs["output.models"] == "none":
             found[other.directory.name] = apart
     return found
 
@@ -223,8 +236,9 @@ def run_name(config: Config) -> str:
     for key, value in config.options().items():
         named = key in ("method", "clients", "seeds") or about_computing(key)
         if value != default.get(key) and not named:
-            name = "memory" if key == "memory.size" else key.rpartition(".")[2]
-            part = f"{name}-{_value(value)}"
+            part = f"{key.rpartition('.')[2]}-{_value(value)}"
+            if key == "memory.size":
+                part = f"memory-{_value(value)}"
             parts.append(FORMER_NAMES.get(part, part))
     return "-".join(parts)
 
@@ -277,15 +291,15 @@ def changes(trial: Trial, run: Run, known: dict[str, str]) -> list[str]:
     config = trial.config
     if not before:
         return []
-    # any that is not custom
-    model = config.model.name if plugins.in_a_file(config.model.name) else "mlp"
+    if not plugins.in_a_file(config.model.name):
+        config = config.with_({"model.name": "mlp"})  # any that is not custom
     key = json.dumps(
         [config.benchmark, config.tasks, config.data.model_dump(), config.synthetic.model_dump()]
     )
     try:
-        used = makers(config.with_({"model.name": model}))
+        used = makers(config)
         if key not in known:
             known[key] = data_hash(config, open_source(config).dataset)
     except UserError:
         return []
-    return changed(before, source_hashes(used) | {"data": known[key]}, config)
+    return changed(before, source_hashes(used) | {"data": known[key]}, trial.config)

@@ -162,8 +162,8 @@ def curves(outcomes: Sequence[Outcome]) -> list[Table]:
 def _along(curve: Curve, several: bool) -> list[Cell]:
     """A cell per value, with its spread where there are several seeds."""
     cells: list[Cell] = []
-    for mean, std in zip(curve.mean, curve.std, strict=True):
-        cells.append(Number(float(mean), float(std) if several else None))
+    for mean, std in zip(curve.mean.tolist(), curve.std.tolist(), strict=True):
+        cells.append(Number(mean, std) if several else Number(mean))
     return cells
 
 
@@ -172,13 +172,12 @@ def _ahead_at(runs: Sequence[Run], score: str, name: str) -> list[str]:
     fedmes, others = _rivals(runs)
     if fedmes is None or not others:
         return []
+    runs = (fedmes, *others)
     if name == "Acc_Task":
-        own, *rest = (numbers.accuracy_by_task(run.result, score).mean for run in (fedmes, *others))
+        own, *rest = (numbers.accuracy_by_task(run.result, score).mean for run in runs)
         ahead = int((own > np.max(rest, axis=0)).sum())
         return [f"FedMeS has the highest accuracy after {ahead} of {len(own)} tasks."]
-    own, *rest = (
-        numbers.forgetting_by_task(run.result, score).mean[1:] for run in (fedmes, *others)
-    )
+    own, *rest = (numbers.forgetting_by_task(run.result, score).mean[1:] for run in runs)
     ahead = int((own < np.min(rest, axis=0)).sum())
     return [f"FedMeS forgets least after {ahead} of {len(own)} tasks."]
 
@@ -202,7 +201,7 @@ def clients(outcomes: Sequence[Outcome]) -> list[Table]:
                 continue
             value, low, high = ranges[label]
             shown = (value.mean(), value.min(), value.max(), (high - low).mean())
-            cells = [Number(float(number)) for number in shown]
+            cells = map(Number, map(float, shown))
             firsts = "-"
             if len(ranges) > 1:
                 best = np.max([own for own, _, _ in ranges.values()], axis=0)
@@ -227,7 +226,7 @@ def fusion40(outcomes: Sequence[Outcome]) -> list[Table]:
             column: Sequence[Cell] = [OPEN] * len(rows)
             if outcome.run is not None:
                 values, _, _ = numbers.client_ranges(outcome.run.result, score)
-                column = [Number(float(value)) for value in values]
+                column = list(map(Number, values.tolist()))
             for row, cell in zip(rows, column, strict=True):
                 row.append(cell)
     notes = [f"The paper's figure: {NOT_PRINTED}."]
