@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 Entry = TypeVar("Entry")
+Changed = TypeVar("Changed")
 
 
 # --- flat dictionaries ----------------------------------------------------------------------------
@@ -29,10 +30,15 @@ def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
     return {f"{part}.{name}": value for name, value in entries.items()}
 
 
+def each(change: Callable[[Entry], Changed], entries: Mapping[str, Entry]) -> dict[str, Changed]:
+    """Every entry changed, under its name."""
+    return {name: change(value) for name, value in entries.items()}
+
+
 def cast(entries: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensors:
     """The entries as a device computes with them, such as initial weights, which are made as a
     module makes them."""
-    return {name: value.to(device, dtype) for name, value in entries.items()}
+    return each(lambda value: value.to(device, dtype), entries)
 
 
 def dot(a: Tensors, b: Tensors) -> Tensor:
@@ -71,10 +77,11 @@ def grown(stored: Tensor, fresh: Tensor) -> Tensor:
         or stored.ndim != fresh.ndim
         or any(map(int.__gt__, stored.shape, fresh.shape))
     ):
-        found, needed = ((str(t.dtype), tuple(t.shape)) for t in (stored, fresh))
+        found = (str(stored.dtype), tuple(stored.shape))
+        needed = (str(fresh.dtype), tuple(fresh.shape))
         raise ValueError(f"{found} where {needed} is needed")
     result = fresh.clone(memory_format=torch.contiguous_format)
-    result[tuple(slice(n) for n in stored.shape)] = stored.to(fresh.device)
+    result[tuple(map(slice, stored.shape))] = stored.to(fresh.device)
     return result
 
 
@@ -88,7 +95,7 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
         share = widened(weights.to(stack.dtype), stack) * stack
         return torch.where(widened(present, stack), share, 0).sum(0)
 
-    return {name: mean(stack) for name, stack in uploads.items()}
+    return each(mean, uploads)
 
 
 def broken(uploads: Tensors) -> Tensors:

@@ -127,17 +127,16 @@ def compare(
                 raise
             unfit.append(str(error))
     directory = out or run_dir.default_directory(config.for_method("compare", sections.values()))
-    places = [directory / one.config.method_name for one in prepared]
-    changes = []
-    for one, place in zip(prepared, places, strict=True):
-        changes.append(stale(place, one.made_from, one.config))
-    for place, names in zip(places, changes, strict=True):
+    runs = []
+    for one in prepared:
+        place = directory / one.config.method_name
+        changes = stale(place, one.made_from, one.config)
         if not again:  # before anything is trained
-            refuse(place, names, "--again reruns what has changed")
-    found = [
-        train(one, place, quiet, resume=True, again=bool(names))
-        for one, place, names in zip(prepared, places, changes, strict=True)
-    ]
+            refuse(place, changes, "--again reruns what has changed")
+        runs.append((one, place, bool(changes)))
+    found = []
+    for one, place, changed in runs:
+        found.append(train(one, place, quiet, resume=True, again=changed))
     if quiet:
         print(directory)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,6 +70,14 @@ def sha256_of(path: Path) -> str:
             line = f"{sha256_of(inner)} {inner.relative_to(path).as_posix()}\n"
             digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def all_of(folder: Path, names: Iterable[str]) -> list[Path]:
+    """These files of a folder; none of them unless all are there."""
+    paths = list(map(folder.joinpath, names))
+    if not all(map(Path.is_file, paths)):
+        return []
+    return paths
 
 
 def first_link(directory: Path, closed: Collection[str] = ()) -> Path | None:

@@ -61,7 +61,7 @@ def gamma(shape: float, *key: Key) -> float:
         shape += 1
     d = shape - 1 / 3
     for attempt in itertools.count():
-        a, b, u = (float(v) for v in 1 - uniforms(3, *key, attempt))  # in (0, 1]
+        a, b, u = (1 - uniforms(3, *key, attempt)).tolist()  # in (0, 1]
         normal = math.sqrt(-2 * math.log(a)) * math.cos(2 * math.pi * b)
         v = (1 + normal / math.sqrt(9 * d)) ** 3
         if v > 0 and math.log(u) < normal * normal / 2 + d - d * v + d * math.log(v):

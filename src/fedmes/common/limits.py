@@ -59,7 +59,7 @@ def _left(group: Path, limit: str, used: str, cache: str) -> Iterator[int]:
     try:
         most = int((group / limit).read_text())
         taken = int((group / used).read_text())
-        parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        parts = dict(map(str.split, (group / "memory.stat").read_text().splitlines()))
         # Its file cache counts as used, and goes where memory is short.
         yield max(0, most - taken + int(parts.get(cache, 0)))
     except (OSError, ValueError):
@@ -90,7 +90,9 @@ def check_picture(picture: Image.Image, count: int, size: int | None, path: Path
         raise UserError(
             f"{path}: {picture.width}x{picture.height} pixels are more than a picture may have here"
         )
-    kept = size * size if size else pixels
+    kept = pixels
+    if size:
+        kept = size * size
     needed = 4 * pixels + count * 3 * kept
     if needed > SMALL:
         one_of_many = f"{count:,} images like {path}"

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,36 +36,40 @@ class OwnCode:
     def name(self) -> str:
         return f"{self.kind} {getattr(self.thing, '__qualname__', self.thing)}"
 
-    def mistake(self, what: str, place: str | None = None, advice: str = "") -> UserError:
+    def mistake(self, what: str, place: str | None, advice: str = "") -> UserError:
         """Two lines: what is wrong and where; which rule says so."""
-        where = f", {place}" if place else ""
-        return UserError(f"{self.name}: {what}{where}\n{advice or f'see {self.page}'}")
+        said = ", ".join(filter(None, (what, place)))
+        return UserError(f"{self.name}: {said}\n{advice or f'see {self.page}'}")
 
     def failure(self, error: BaseException, during: str = "") -> UserError:
         """An error that its code ended in."""
-        text = (str(error).splitlines() or [""])[0]
-        said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        text = str(error).splitlines()[:1]
+        said = ": ".join(filter(None, (type(error).__name__, *text)))
         return self.mistake(f"{during or 'it'} fails with {said}", self.line_of(error))
 
-    def line_of(self, error: BaseException) -> str | None:
+    def line_of(self, error: BaseException | None) -> str | None:
         """The innermost line of the user's code that an error came through."""
-        lines = self._lines(error)
-        return shown(*lines[-1][1:3]) if lines else None
+        for _, file, line, _ in reversed(self._lines(error)):
+            return shown(file, line)
+        return None
 
     def function_of(self, error: BaseException) -> str:
         """The outermost function of the user's code that an error came through."""
-        lines = self._lines(error)
-        return f"{lines[0][3]}()" if lines else ""
+        for *_, function in self._lines(error):
+            return f"{function}()"
+        return ""
 
     def depth(self, error: BaseException) -> int:
         """The depth of its innermost line in the traceback; -1: there is none."""
-        lines = self._lines(error)
-        return lines[-1][0] if lines else -1
+        for depth, *_ in reversed(self._lines(error)):
+            return depth
+        return -1
 
-    def _lines(self, error: BaseException) -> list[tuple[int, str, int, str]]:
+    def _lines(self, error: BaseException | None) -> list[tuple[int, str, int, str]]:
         """Depth, file, line and function."""
         lines = []
-        for depth, (frame, line) in enumerate(traceback.walk_tb(error.__traceback__)):
+        trace = getattr(error, "__traceback__", None)
+        for depth, (frame, line) in enumerate(traceback.walk_tb(trace)):
             code = frame.f_code
             if code.co_filename in self.files:
                 lines.append((depth, code.co_filename, line, code.co_name))
@@ -80,19 +85,22 @@ class OwnCode:
     @property
     def files(self) -> set[str]:
         """The user's files that define it and what it builds on."""
-        family = self.thing.__mro__ if isinstance(self.thing, type) else (self.thing,)
-        found = {file for member in family for file in plugins.files_of(member)}
+        found = chain.from_iterable(map(plugins.files_of, plugins.family(self.thing)))
         return {file for file in found if not file.startswith(LIBRARIES)}
 
     def defined(self, name: str = "") -> str | None:
         """The line in which it, or one of its functions, begins."""
-        thing = getattr(self.thing, name, None) if name else self.thing
+        thing = self.thing
+        if name:
+            thing = getattr(thing, name, None)
         try:
-            _, line = inspect.getsourcelines(thing)  # type: ignore[arg-type]
-            file = inspect.getsourcefile(thing)  # type: ignore[arg-type]
+            _, line = inspect.getsourcelines(thing)
+            file = inspect.getsourcefile(thing)
         except (TypeError, OSError):
             return None
-        return shown(file, line) if file and not file.startswith(LIBRARIES) else None
+        if not file or file.startswith(LIBRARIES):
+            return None
+        return shown(file, line)
 
 
 def frames() -> Iterator[FrameType]:
@@ -123,8 +131,8 @@ def blaming(own: OwnCode | None) -> Iterator[None]:
             raise
         # A check has reported it; it may have caught an error in a line of the user.
         cause = error.__cause__ or error.__context__
-        place = own.line_of(cause) if cause is not None else None
-        raise UserError(f"{error}\n{place or own.defined()}; see {own.page}") from cause
+        place = own.line_of(cause) or own.defined()
+        raise UserError(f"{error}\n{place}; see {own.page}") from cause
     except Exception as error:
         if own is None:
             raise

@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +87,28 @@ def source(thing: Callable[..., Any]) -> str | None:
     """The source text of an object: its file, or its cells of a notebook; None: there is none."""
     if (file := _file(thing)) is not None:
         return file.read_text(encoding="utf-8", errors="replace")
-    family = thing.__mro__ if isinstance(thing, type) else (thing,)
-    cells = dict.fromkeys(
-        cell for member in family if _is_typed(member) for cell in files_of(member)
-    )
-    return "".join("".join(linecache.getlines(cell)) for cell in cells) or None
+    cells = chain.from_iterable(map(files_of, filter(_is_typed, family(thing))))
+    lines = map(linecache.getlines, dict.fromkeys(cells))
+    return "".join(chain.from_iterable(lines)) or None
+
+
+def family(thing: Any) -> tuple[Any, ...]:
+    """A class and what it builds on; a function alone."""
+    return getattr(thing, "__mro__", (thing,))
 
 
 def _file(thing: Any) -> Path | None:
     """The file that defines an object. A notebook's cells have at best a file that disappears with
     the kernel."""
+    if _is_typed(thing):
+        return None
     try:
-        file = None if _is_typed(thing) else inspect.getsourcefile(thing)
+        file = inspect.getsourcefile(thing)
     except (TypeError, OSError):
         return None
-    return Path(file).resolve() if file is not None and Path(file).is_file() else None
+    if file is None or not Path(file).is_file():
+        return None
+    return Path(file).resolve()
 
 
 def _is_typed(thing: Any) -> bool:
@@ -112,6 +120,12 @@ def _is_typed(thing: Any) -> bool:
 
 def files_of(thing: Any) -> list[str]:
     """The files of a function or of a class's functions; in a notebook, the names of its cells."""
-    functions = vars(thing).values() if isinstance(thing, type) else (thing,)
-    codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
-    return [code.co_filename for code in codes if code is not None]
+    functions = [thing]
+    if isinstance(thing, type):
+        functions = list(vars(thing).values())
+    found = []
+    for function in filter(callable, functions):
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None:
+            found.append(code.co_filename)
+    return found

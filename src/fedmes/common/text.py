@@ -28,8 +28,7 @@ def three(value: float | None) -> str:
     """A number with three decimals, as every table prints it."""
     if value is None or value != value:
         return "-"
-    text = f"{value:.3f}"
-    return "0.000" if text == "-0.000" else text
+    return f"{value:z.3f}"
 
 
 def size(number: float) -> str:
@@ -49,11 +48,15 @@ def short_sha256(sha256: str | None) -> str:
 
 def natural(text: str, decimals: bool = False) -> list[tuple[int, float, str]]:
     """A key to sort by: task2 before task10; with `decimals`, 0.25 before 0.5."""
-    number = r"(\d+(?:\.\d+)?)" if decimals else r"(\d+)"
+    number = r"(\d+)"
+    if decimals:
+        number = r"(\d+(?:\.\d+)?)"
     key: list[tuple[int, float, str]] = []
     for part in re.split(number, text):
-        if part[:1].isdecimal():
-            key.append((0, float(part) if decimals else int(part), ""))
+        if part.isdecimal():
+            key.append((0, int(part), ""))
+        elif part[:1].isdecimal():
+            key.append((0, float(part), ""))
         elif part:
             key.append((1, 0, part))
     return key

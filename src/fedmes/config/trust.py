@@ -19,7 +19,7 @@ def check_trust(
     """Refuse a method or model in a Python file that only a file or directory names, which may be a
     stranger's. `named`: what the user has named; `trust`: the user accepts the rest too."""
     names = {"method": config.method, "model": config.model.name}
-    chosen = {str(name) for name in named}
+    chosen = set(map(str, named))
     flags = []
     strange = []
     for kind in kinds:

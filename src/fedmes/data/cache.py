@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,9 @@ def _fingerprint(root: Path, places: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for place in places:
         digest.update(f"{place.relative_to(root).as_posix()}\n".encode())
-        files = _files(str(place)) if place.is_dir() else [("", place.stat())]
+        files: Iterable[tuple[str, os.stat_result]] = [("", place.stat())]
+        if place.is_dir():
+            files = _files(str(place))
         for name, stat in files:
             line = f"{name}|{stat.st_size}|{stat.st_mtime_ns}\n"
             digest.update(line.encode(errors="surrogateescape"))
@@ -140,7 +142,8 @@ def _write(part: Path, raw: Raw, size: int, report: Report) -> None:
 def _open(folder: Path) -> Dataset:
     about = json.loads((folder / "about.json").read_text())
     labels = read_arrays(folder / "labels.npz")
-    mean, std = (tuple(map(tuple, about["statistics"][name])) for name in ("mean", "std"))
+    mean = tuple(map(tuple, about["statistics"]["mean"]))
+    std = tuple(map(tuple, about["statistics"]["std"]))
     return Dataset(
         # Copy on write: torch takes no array that is read-only, and no write reaches the file.
         np.load(folder / "x.npy", mmap_mode="c", allow_pickle=False),
@@ -172,15 +175,16 @@ def _decoded(raw: Raw, size: int, report: Report) -> Iterator[NDArray[np.uint8]]
 
 
 def _pixels(image: NDArray[np.uint8] | Path, size: int, channels: int) -> NDArray[np.uint8]:
-    mode = "L" if channels == 1 else "RGB"
+    mode = {1: "L", 3: "RGB"}[channels]
     picture = pictures.fitted(_picture(image).convert(mode), size, size)
     return np.asarray(picture).reshape(size, size, channels)
 
 
 def _picture(image: NDArray[np.uint8] | Path) -> Image.Image:
     if isinstance(image, np.ndarray):
-        grey = image.shape[-1] == 1
-        return Image.fromarray(image[..., 0] if grey else image)
+        if image.shape[-1] == 1:
+            image = image[..., 0]
+        return Image.fromarray(image)
     try:
         return pictures.read(image, formats=FORMATS)
     except UserError as error:

@@ -110,7 +110,9 @@ def find(name: str, root: Path) -> list[Path]:
     """The files and folders of a data set; none: it is not there."""
     if name not in CATALOG:
         raise unknown("data set", name, CATALOG)
-    return CATALOG[name].find(root) if root.is_dir() else []
+    if not root.is_dir():
+        return []
+    return CATALOG[name].find(root)
 
 
 def how_to_get(name: str, root: Path) -> str:

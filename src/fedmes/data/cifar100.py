@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmes.common.files import all_of
 from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import numbers, read_pickle, texts
 from fedmes.errors import UserError
@@ -15,14 +16,14 @@ FILES = ("train", "test", "meta")
 
 def find(root: Path) -> list[Path]:
     for folder in (root / "cifar-100-python", root):
-        if all((folder / name).is_file() for name in FILES):
-            return [folder / name for name in FILES]
+        if files := all_of(folder, FILES):
+            return files
     return []
 
 
 def read(files: list[Path]) -> Raw:
     """The official training and test images, with their fine labels."""
-    train, test, meta = (read_pickle(path) for path in files)
+    train, test, meta = map(read_pickle, files)
     images = []
     labels = []
     for content, path in ((train, files[0]), (test, files[1])):
@@ -34,7 +35,7 @@ def read(files: list[Path]) -> Raw:
             raise UserError(f"{path}: images and labels do not fit")
         images.append(x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels.append(y)
-    names = texts(meta.get("fine_label_names", [str(label) for label in range(100)]))
+    names = texts(meta.get("fine_label_names", list(map(str, range(100)))))
     y = np.concatenate(labels)
     if names is None or len(names) != 100 or y.max() >= 100:
         raise UserError(f"{files[2]}: not the 100 classes of CIFAR-100")

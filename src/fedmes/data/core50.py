@@ -17,7 +17,7 @@ OBJECTS = 50
 def find(root: Path) -> list[Path]:
     for folder in (root / "core50_128x128", root / "core50", root):
         sessions = [folder / f"s{s + 1}" for s in range(SESSIONS)]
-        if found := [path for path in sessions if path.is_dir()]:
+        if found := list(filter(Path.is_dir, sessions)):
             return found
     return []
 
@@ -47,8 +47,7 @@ def read(folders: list[Path], labels: str = "sessions") -> Raw:
             held = max(1, len(frames) // 5)
         train += [(frames[i], session, thing) for i in np.sort(order[held:])]
         test += [(frames[i], session, thing) for i in np.sort(order[:held])]
-    everything = train + test
-    pictures, sessions, objects = zip(*everything, strict=True)
+    pictures, sessions, objects = zip(*train, *test, strict=True)
     of_session = np.array(sessions)
     of_object = np.array(objects)
     notes = fewer("core50", len(pictures), 164_866)

@@ -145,7 +145,7 @@ def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[
             f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings"
         )
     distinct, inverse = np.unique(values, return_inverse=True)
-    names = [str(value) for value in distinct]
+    names = list(map(str, distinct))
     order = list(range(len(names)))
     if values.dtype.kind == "U":
         order.sort(key=lambda i: natural(names[i]))
@@ -188,13 +188,16 @@ def read_folders(
 
 
 def _folders(path: Path, kind: str, root: Path, notes: list[str]) -> list[Path]:
-    found = sorted(p for p in path.iterdir() if p.is_dir())
-    shown = [p for p in found if not p.name.startswith(".")]
+    shown = []
+    hidden = []
+    for folder in sorted(filter(Path.is_dir, path.iterdir())):
+        if folder.name.startswith("."):
+            hidden.append(f"{folder.relative_to(root).as_posix()}: skipped (hidden folder)")
+        else:
+            shown.append(folder)
     if not shown:
         raise UserError(f"{path}: no {kind} folder inside; expected {LAYOUT}")
-    for p in found:
-        if p not in shown:
-            notes.append(f"{p.relative_to(root).as_posix()}: skipped (hidden folder)")
+    notes += hidden
     return shown
 
 

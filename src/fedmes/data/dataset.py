@@ -49,15 +49,17 @@ class Dataset:
 def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
     """Mean and standard deviation of each channel, of values between 0 and 1."""
     # Sums of integers below 2^53 are exact in float64, in whichever order they are added.
-    number = len(x) if rows is None else len(rows)
+    if rows is None:
+        rows = np.arange(len(x))
+    number = len(rows)
     values = int(np.prod(x.shape[1:], dtype=np.int64))
     channels = x.shape[-1]
     total = np.zeros(channels, np.int64)
     squares = np.zeros(channels, np.int64)
     step = max(1, 2**20 // values)
     for start in range(0, number, step):
-        chosen = slice(start, start + step) if rows is None else rows[start : start + step]
-        part = np.ascontiguousarray(x[chosen].reshape(-1, channels).T).astype(np.float64)
+        chosen = x[rows[start : start + step]]
+        part = np.ascontiguousarray(chosen.reshape(-1, channels).T).astype(np.float64)
         total += part.sum(axis=1).astype(np.int64)
         squares += np.einsum("cn,cn->c", part, part).astype(np.int64)
     count = number * values // channels

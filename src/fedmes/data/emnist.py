@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmes.common import limits
+from fedmes.common.files import all_of
 from fedmes.common.keyed_random import Ints
 from fedmes.data.cache import Raw, fewer
 from fedmes.errors import UserError
@@ -26,8 +27,8 @@ ALL = 814_255  # images of ByClass, the largest part
 def find(root: Path, kind: str = "byclass") -> list[Path]:
     for folder in (root / "gzip", root / "emnist", root):
         for ending in (".gz", ""):
-            files = [folder / f"emnist-{kind}-{part}-ubyte{ending}" for part in PARTS]
-            if all(path.is_file() for path in files):
+            names = [f"emnist-{kind}-{part}-ubyte{ending}" for part in PARTS]
+            if files := all_of(folder, names):
                 return files
     return []
 
@@ -96,7 +97,7 @@ def _images(files: list[Path], rows: Ints) -> NDArray[np.uint8]:
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """An array of bytes in the shape that the file states, which is at most EMNIST's."""
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened = {".gz": gzip.open}.get(path.suffix, open)
     try:
         with opened(path, "rb") as file:
             magic, *shape = struct.unpack(f">{dimensions + 1}I", file.read(4 * (dimensions + 1)))
@@ -110,6 +111,8 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise UserError(f"{path}: truncated or damaged ({error}); fetch it again") from None
     if len(body) != count:
-        more = "more" if len(body) > count else f"{len(body):,}"
+        more = f"{len(body):,}"
+        if len(body) > count:
+            more = "more"
         raise UserError(f"{path}: truncated or damaged ({more} bytes for {shape}); fetch it again")
     return np.frombuffer(body, np.uint8).reshape(shape)

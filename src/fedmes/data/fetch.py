@@ -142,7 +142,9 @@ def _download(url: str, part: Path, report: Report) -> None:
 
 
 def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
+    if not part.exists():
+        return 0
+    return part.stat().st_size
 
 
 def _resume(url: str, part: Path, had: int, report: Report) -> None:
@@ -155,10 +157,16 @@ def _resume(url: str, part: Path, had: int, report: Report) -> None:
         if had and answer.status_code == 416:  # there is no more; its checksum is verified next
             return
         answer.raise_for_status()
-        done = had if answer.status_code == 206 else 0
+        done = 0
+        mode = "wb"
+        if had and answer.status_code == 206:
+            done = had
+            mode = "ab"
+        total = None
         length = answer.headers.get("Content-Length", "")
-        total = done + int(length) if length.isdecimal() else None
-        with part.open("ab" if done else "wb") as file:
+        if length.isdecimal():
+            total = done + int(length)
+        with part.open(mode) as file:
             for block in answer.iter_content(BLOCK):
                 file.write(block)
                 done += len(block)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedmes.common.files import all_of
 from fedmes.common.keyed_random import Ints
 from fedmes.data.cache import Raw, fewer
 from fedmes.data.pickles import numbers, read_pickle, texts
@@ -25,11 +26,10 @@ def find_mini(root: Path) -> list[Path]:
     """Three pickles; three lists and a folder of images; or one folder."""
     for name in ("mini-imagenet", "miniimagenet", "mini_imagenet", "MiniImageNet"):
         folder = root / name
-        pickles = [folder / f"mini-imagenet-cache-{part}.pkl" for part in PARTS]
-        if all(path.is_file() for path in pickles):
+        if pickles := all_of(folder, map("mini-imagenet-cache-{}.pkl".format, PARTS)):
             return pickles
-        lists = [folder / f"{part}.csv" for part in PARTS]
-        if all(path.is_file() for path in lists) and (folder / "images").is_dir():
+        lists = all_of(folder, map("{}.csv".format, PARTS))
+        if lists and (folder / "images").is_dir():
             return [*lists, folder / "images"]
         if next(_pictures(folder), None):
             return [folder]
@@ -121,32 +121,36 @@ def _split_by_class(
     names = sorted(by_class)
     train: list[T] = []
     test: list[T] = []
-    train_labels: list[int] = []
-    test_labels: list[int] = []
-    for label, name in enumerate(names):
+    cuts = []
+    rests = []
+    for name in names:
         items = by_class[name]
         if len(items) < 2:
             raise UserError(f"{where}: class {name} has {len(items)} images; two are needed")
         cut = min(len(items) - 1, max(1, len(items) * 5 // 6))
         train += items[:cut]
         test += items[cut:]
-        train_labels += [label] * cut
-        test_labels += [label] * (len(items) - cut)
-    return train + test, np.array(train_labels + test_labels), tuple(names), len(train)
+        cuts.append(cut)
+        rests.append(len(items) - cut)
+    y = np.repeat(np.tile(np.arange(len(names)), 2), cuts + rests)
+    return train + test, y, tuple(names), len(train)
 
 
 def find_tiny(root: Path) -> list[Path]:
     folder = root / "tiny-imagenet-200"
     places = [folder / "val" / "val_annotations.txt", folder / "train", folder / "val" / "images"]
-    return places if all(place.exists() for place in places) else []
+    if all(map(Path.exists, places)):
+        return places
+    return []
 
 
 def read_tiny(places: list[Path]) -> Raw:
     """The official validation set is for testing."""
     annotations, training, validation = places
     train = sorted(training.glob("*/images/*"))
-    names = sorted({path.parents[1].name for path in train})
-    number = {name: i for i, name in enumerate(names)}
+    folders = [path.parents[1].name for path in train]
+    names = sorted(set(folders))
+    number = dict(zip(names, range(len(names)), strict=True))
     test = []
     for line in annotations.read_text().splitlines():
         picture, *rest = line.split("\t")
@@ -159,7 +163,6 @@ def read_tiny(places: list[Path]) -> Raw:
     if not test:
         raise UserError(f"{annotations}: names no pictures; fetch or copy it again")
     test_files, test_labels = zip(*test, strict=True)
-    train_labels = [number[path.parents[1].name] for path in train]
-    y = np.array([*train_labels, *test_labels])
+    y = np.array([*(number[name] for name in folders), *test_labels])
     notes = fewer("tinyimagenet", len(y), 110_000)
     return Raw([*train, *test_files], y, tuple(names), len(train), 3, notes=notes)

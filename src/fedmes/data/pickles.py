@@ -116,14 +116,16 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode("latin1") if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode("latin1")
+    return value
 
 
 def texts(value: Any) -> list[str] | None:
     """A list of texts; None where it is something else."""
     if not isinstance(value, list) or not all(isinstance(item, (str, bytes)) for item in value):
         return None
-    return [_text(item) for item in value]
+    return list(map(_text, value))
 
 
 def numbers(value: Any) -> NDArray[np.int64] | None:

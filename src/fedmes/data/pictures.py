@@ -71,7 +71,9 @@ def plain(picture: Image.Image) -> Image.Image:
                 "save it with 8 or 16 bits, unsigned"
             )
         return Image.fromarray(_eight_bits(np.asarray(picture)))
-    mode = "L" if picture.mode in ("1", "L", "LA", "La") else "RGB"
+    mode = "RGB"
+    if picture.mode in ("1", "L", "LA", "La"):
+        mode = "L"
     if picture.has_transparency_data:
         if picture.mode == "La":  # converts to nothing but LA
             picture = picture.convert("LA")
@@ -97,13 +99,16 @@ def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     low = values.min()
     high = values.max()
     fractions = values.dtype.kind == "f"
-    most = 1 if fractions else 2**16 - 1
+    most = 2**16 - 1
+    if fractions:
+        most = 1
     if not (low >= 0 and high <= most):  # nor NaN
         raise ValueError(
             f"values from {low} to {high}; read are 8 or 16 bits, or fractions from 0 to 1"
         )
-    scaled = np.rint(values * 255) if fractions else values >> 8
-    return scaled.astype(np.uint8)
+    if fractions:
+        return np.rint(values * 255).astype(np.uint8)
+    return (values >> 8).astype(np.uint8)
 
 
 def fitted(picture: Image.Image, width: int, height: int, fit: Fit = None) -> Image.Image:

@@ -24,7 +24,7 @@ def load(classes: int, size: int, channels: int, train: int, test: int, noise: f
         grain = _normal((len(rows), size, size, channels), "noise", label)
         pixels = 127.5 + 40 * (_prototype(label, size, channels) + noise * grain)
         x[rows] = np.clip(pixels, 0, 255).astype(np.uint8)
-    names = tuple(f"class{c}" for c in range(classes))
+    names = tuple(map("class{}".format, range(classes)))
     return Dataset(x, labels.astype(np.int64), names, classes * train)
 
 

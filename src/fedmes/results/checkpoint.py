@@ -25,7 +25,7 @@ from safetensors.torch import save as dump
 
 from fedmes.common.files import replace_private, sync
 from fedmes.errors import UserError
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, each
 
 FOLDER = "checkpoint"
 GENERATIONS = 2
@@ -35,7 +35,7 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
     """Where the run stands after this round."""
     folder = run / FOLDER
     path = folder / f"round-{round:06d}.safetensors"
-    content = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    content = each(lambda t: t.detach().cpu().contiguous().clone(), tensors)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         sums = _write(path, dump(content))
@@ -45,7 +45,9 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
     except OSError as error:
         for part in folder.glob("round-*.part"):
             part.unlink(missing_ok=True)
-        there = "the last one is intact" if _rounds(folder) else "there is none yet"
+        there = "there is none yet"
+        if _rounds(folder):
+            there = "the last one is intact"
         raise UserError(
             f"{folder}: no checkpoint could be written ({error.strerror}); {there}; "
             f"to resume: fedmes resume {run}"
@@ -136,7 +138,7 @@ class Schedule:
 def _rounds(folder: Path) -> list[int]:
     """Rounds with a finished checkpoint, oldest first."""
     names = [path.stem.removeprefix("round-") for path in folder.glob("round-*.sha256")]
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(map(int, filter(str.isdigit, names)))
 
 
 def _sum(name: str, data: bytes) -> str:

@@ -37,7 +37,7 @@ from fedmes.config.section import Count, Positive
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.errors import UserError
 from fedmes.scenario.plan import Plan
-from fedmes.tensors import Tensors, pick
+from fedmes.tensors import Tensors, each, pick
 
 FORMAT = 2  # 1 had no such number, and could not predict
 TEXT_LIMIT = 1 << 25  # bytes of client.json
@@ -145,7 +145,7 @@ class Stored:
 
 def save_model(path: Path, entries: Tensors) -> None:
     """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
-    content = {name: t.detach().cpu().contiguous() for name, t in pick(entries, "w").items()}
+    content = each(lambda t: t.detach().cpu().contiguous(), pick(entries, "w"))
     replace_private(path, save(content))
 
 
@@ -167,8 +167,9 @@ def save_client(
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)  # what a client remembers is private
-    end = plan.tasks if position is None else position + 1
-    learned = [p for p in range(end) if plan.trained[p]]
+    learned = np.flatnonzero(plan.trained).tolist()
+    if position is not None:
+        learned = [p for p in learned if p <= position]
     last = max(learned, default=0)
 
     save_model(directory / "model.safetensors", predictor)
@@ -240,8 +241,8 @@ def _statistics(normalisation: Normalisation | None) -> Statistics | None:
         return None
     if len(normalisation.mean) == 1:
         return Statistics(mean=list(normalisation.mean[0]), std=list(normalisation.std[0]))
-    mean = [list(values) for values in normalisation.mean]
-    return Statistics(mean=mean, std=[list(values) for values in normalisation.std])
+    mean = list(map(list, normalisation.mean))
+    return Statistics(mean=mean, std=list(map(list, normalisation.std)))
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -258,10 +259,10 @@ def read_client(directory: Path) -> Stored:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     weights = _read_weights(directory / "model.safetensors")
-    arrays = _read_arrays(directory / "predictor.npz")
-    beside = {name: torch.from_numpy(values) for name, values in arrays.items()}
-    before = about.knn is not None and config.knn.memory == "before"
-    samples = "voters.npz" if before else "memory.npz"
+    beside = each(torch.from_numpy, _read_arrays(directory / "predictor.npz"))
+    samples = "memory.npz"
+    if about.knn is not None and config.knn.memory == "before":
+        samples = "voters.npz"
     voters, tasks = _read_samples(directory / samples, about, normalisation)
     return Stored(about, config, normalisation, weights, beside, voters, tasks)
 
@@ -330,7 +331,9 @@ def _read_samples(
         count = found["y"].shape[:1]
         kind = "uint8"
         if normalisation is None:
-            kind = "int64" if found["x"].dtype == np.int64 else "float32"
+            kind = "float32"
+            if found["x"].dtype == np.int64:
+                kind = "int64"
         _check_header("x", found["x"], kind, count + sample)
         for name in limits:
             _check_header(name, found[name], "int64", count)

@@ -75,20 +75,17 @@ def summary(acc: Floats) -> dict[str, Any]:
     for name, values in per_seed.items():
         std = mean((values - mean(values)) ** 2) ** 0.5
         numbers[name] = {"mean": _plain(mean(values)), "std": _plain(std)}
-    numbers["acc_task"] = [_plain(v) for v in mean(mean(a, axis=1), axis=0)]
-    numbers["fr_task"] = [_plain(v) for v in mean(mean(f, axis=1), axis=0)]
-    numbers["acc_client"] = [_plain(v) for v in mean(mean(a, axis=2), axis=0)]
+    numbers["acc_task"] = list(map(_plain, mean(mean(a, axis=1), axis=0)))
+    numbers["fr_task"] = list(map(_plain, mean(mean(f, axis=1), axis=0)))
+    numbers["acc_client"] = list(map(_plain, mean(mean(a, axis=2), axis=0)))
     return numbers
 
 
 def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:
     """For each task: accuracy right after it was learned, and after the client's last task."""
-    tasks = acc.shape[-1]
-    last = np.stack([_last(acc[..., i]) for i in range(tasks)], axis=-1)
+    last = _last(acc.swapaxes(-1, -2))
     fresh = np.diagonal(acc, axis1=-2, axis2=-1)
-    learned = [float(mean(fresh[..., i])) for i in range(tasks)]
-    kept = [float(mean(last[..., i])) for i in range(tasks)]
-    return learned, kept
+    return mean(fresh, axis=(0, 1)).tolist(), mean(last, axis=(0, 1)).tolist()
 
 
 def paired_interval(differences: Floats) -> tuple[Floats, Floats]:
@@ -124,15 +121,19 @@ def _share_within(angle: float, freedom: int) -> float:
     """
     odd = freedom % 2
     cos = math.cos(angle)
-    term = cos if odd else 1.0
+    term = cos**odd
     total = 0.0
     for power in range(odd, freedom - 1, 2):
         total += term
         term *= cos * cos * (power + 1) / (power + 2)
     total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total
+    if odd:
+        return 2 / math.pi * (angle + total)
+    return total
 
 
 def _plain(value: Any) -> float | None:
     """A JSON number; None where there is none, such as the forgetting of a single task."""
-    return None if np.isnan(value) else float(value)
+    if np.isnan(value):
+        return None
+    return float(value)

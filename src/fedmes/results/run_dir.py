@@ -147,7 +147,7 @@ class Result:
         writer = csv.DictWriter(table, columns, restval="")
         writer.writeheader()
         for row in self.rounds:
-            writer.writerow({name: cell(value) for name, value in row.items()})
+            writer.writerow(dict(zip(row, map(cell, row.values()), strict=True)))
         replace_text(directory / "rounds.csv", table.getvalue())
         accuracy: dict[str, Any] = dict(sorted(self.accuracy.items()))
         with whole(directory / "accuracy.npz") as part, part.open("wb") as file:
@@ -178,7 +178,7 @@ def load(directory: Path) -> Result:
             seconds={name: float(seconds[name]) for name in dict.fromkeys((*SECONDS, *seconds))},
             memory_share=_optional(float, content["memory_share"]),
             rounds=rounds,
-            notes=[str(note) for note in content["notes"]],
+            notes=list(map(str, content["notes"])),
             peak_memory_bytes=_optional(int, content["peak_memory_bytes"]),
             directory=directory,
             by_task=dict(content.get("by_task", {})),
@@ -194,7 +194,9 @@ def load(directory: Path) -> Result:
 
 
 def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
-    return None if value is None else kind(value)
+    if value is None:
+        return None
+    return kind(value)
 
 
 def _read_rounds(path: Path) -> list[dict[str, Any]]:
@@ -221,7 +223,9 @@ def stored_config(directory: Path) -> dict[str, Any] | None:
     from fedmes.results import checkpoint  # and torch, which reports do without
 
     kept = (checkpoint.about(directory) or {}).get("config")
-    return configuration.current(kept) if isinstance(kept, dict) else None
+    if not isinstance(kept, dict):
+        return None
+    return configuration.current(kept)
 
 
 def _read_config(directory: Path) -> dict[str, Any] | None:
@@ -262,8 +266,9 @@ def resume_command(directory: Path, config: Config) -> str:
 
     It names Python files, since what only a directory names is not imported.
     """
-    place = directory.parent if directory.name == AGAIN else directory
-    words = ["fedmes", "resume", str(place)]
+    if directory.name == AGAIN:
+        directory = directory.parent
+    words = ["fedmes", "resume", str(directory)]
     for flag, name in (("--method", config.method), ("--model", config.model.name)):
         if plugins.in_a_file(name):
             words += [flag, name]
@@ -274,7 +279,7 @@ def check_claim(directory: Path, config: Config) -> None:
     """Refuse a directory that holds anything but this run, or links to files elsewhere."""
     if directory.exists() and not directory.is_dir():
         raise UserError(f"out: {directory} is a file")
-    if not directory.is_dir() or all(_left_by_a_start(path) for path in directory.iterdir()):
+    if not directory.is_dir() or all(map(_left_by_a_start, directory.iterdir())):
         return
     if (stored := stored_config(directory)) is None:
         raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")

@@ -67,7 +67,8 @@ def _blocks(config: Config, dataset: Dataset, count: int, seed: int) -> list[Cla
     """The classes of each task."""
     classes = len(dataset.class_names)
     if config.benchmark == "split-core50":  # a session is a task
-        return [tuple(range(OBJECTS * b, OBJECTS * (b + 1))) for b in range(count)]
+        sessions = np.arange(OBJECTS * count).reshape(count, OBJECTS)
+        return list(map(tuple, sessions.tolist()))
     # a task has classes of one source
     if dataset.source is not None and config.data.fusion == "single":
         of_class = np.zeros(classes, np.int64)
@@ -100,7 +101,9 @@ def _load(config: Config, benchmark: Benchmark) -> Dataset:
     if benchmark.data == ("core50",):
         options["labels"] = config.data.core50_labels
     parts = [catalog.load(name, image_size=size, **options) for name in benchmark.data]
-    return parts[0] if len(parts) == 1 else fused(parts, benchmark.data)
+    if len(parts) == 1:
+        return parts[0]
+    return fused(parts, benchmark.data)
 
 
 def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
@@ -124,7 +127,7 @@ def fused(parts: list[Dataset], names: tuple[str, ...]) -> Dataset:
         x,
         y,
         tuple(class_names),
-        sum(len(labels) for _, labels, _ in train),
+        sum(part.train_count or 0 for part in parts),
         source=source,
         notes=notes,
         statistics=joined(normalisations),

@@ -80,12 +80,14 @@ def open_site(
             f"the federation's are {_times(shape)}"
         )
     if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
-        expects = "says how to normalise pixels" if agreed.mean else "takes samples as they are"
+        expects = "takes samples as they are"
+        if agreed.mean:
+            expects = "says how to normalise pixels"
         raise UserError(
             f"site {name}: samples are {dataset.x.dtype}, "
             f"but the federation {expects} (federation.mean)"
         )
-    ids = np.array([classes.index(label) for label in dataset.class_names], np.int64)
+    ids = np.array(list(map(classes.index, dataset.class_names)), np.int64)
     table = replace(
         table,
         dataset=replace(dataset, y=ids[dataset.y], class_names=tuple(classes)),

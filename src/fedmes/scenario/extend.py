@@ -41,7 +41,7 @@ def followed_by(source: Source, table: Table, path: Path, rounds: int, arrival: 
             f"the run has {old.x.dtype}, {old.shape}"
         )
     names = list(dict.fromkeys((*old.class_names, *new.class_names)))
-    y = np.array([names.index(name) for name in new.class_names])[new.y]
+    y = np.array(list(map(names.index, new.class_names)))[new.y]
     numbered = replace(table, dataset=Dataset(new.x, y, tuple(names)))
     whole = replace(
         old,

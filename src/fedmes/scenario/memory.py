@@ -94,4 +94,4 @@ def admitted_per_task(capacity: int, tasks: int, per_task: int | None) -> int:
     """
     if per_task is not None:
         return per_task
-    return max(1, capacity // tasks) if capacity else 0
+    return capacity and max(1, capacity // tasks)

@@ -33,12 +33,9 @@ class Wanted(NamedTuple):
 
 def shuffled_blocks(classes: Sequence[int], size: int, *key: keyed_random.Key) -> list[Classes]:
     """The classes in random groups of one size; a remainder is not used."""
-    order = keyed_random.permutation(len(classes), *key).tolist()
-    blocks = []
-    for start in range(0, len(classes) - size + 1, size):
-        chosen = order[start : start + size]
-        blocks.append(tuple(sorted(classes[i] for i in chosen)))
-    return blocks
+    order = np.asarray(classes)[keyed_random.permutation(len(classes), *key)]
+    blocks = order[: len(order) // size * size].reshape(-1, size)
+    return list(map(tuple, np.sort(blocks).tolist()))
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,8 @@ class Partitioner:
             most = min(self.options.classes_max, len(block))
             least = min(self.options.classes_min, most)
             count = keyed_random.integer(least, most, self.seed, "class-count", k, b)
-            chosen = self._permutation(len(block), "classes", k, b)[:count]
-            wanted.append(Wanted(str(b), block, tuple(sorted(block[i] for i in chosen))))
+            chosen = np.sort(self._permutation(len(block), "classes", k, b)[:count])
+            wanted.append(Wanted(str(b), block, tuple(np.array(block)[chosen].tolist())))
         return wanted
 
     def _with_images(self, wanted: Sequence[Sequence[Wanted]]) -> list[Client]:
@@ -206,7 +203,9 @@ class Partitioner:
         frac = self.options.frac
         if isinstance(frac, str):  # "holders": too few for all of them, so one each
             return 1
-        return round(frac * images) if frac <= 1 else int(frac)
+        if frac <= 1:
+            return round(frac * images)
+        return int(frac)
 
     def _skewed_shares(
         self, shuffled: Ints, label: int, holders: list[int], concentration: float
@@ -215,7 +214,7 @@ class Partitioner:
         distribution; disjoint, and at least one image each."""
         total = len(shuffled)
         if total < len(holders):  # too few for one each: they share
-            return [shuffled[[i % total]] for i in range(len(holders))]
+            return np.split(np.resize(shuffled, len(holders)), len(holders))
         if self.options.frac != "holders":
             total = min(total, self._amount(total) * len(holders))
         total = max(total, len(holders))

@@ -10,7 +10,8 @@ is the view v of sample i.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +95,9 @@ class Plan:
         ranks = []
         for p, size in enumerate(sizes):
             ranks.append(keyed_random.uniforms(size, self.seed, "memory-rank", self.name, p))
-        of_sample = None if labels is None else labels[self.rows]
-        traits = Traits(np.concatenate(ranks), self.task, of_sample)
+        traits = Traits(np.concatenate(ranks), self.task)
+        if labels is not None:
+            traits = replace(traits, label=labels[self.rows])
         self._training_samples(traits)
         self._memory_over_tasks(stream.known(column), traits)
         self._number_views()
@@ -171,11 +173,13 @@ class Plan:
 
     def classes_given_task(self, rule: str) -> Bools:
         """The candidate classes when the task id is given; `rule`: eval.task_classes."""
-        return self.blocks if rule == "all" else self.own
+        if rule == "all":
+            return self.blocks
+        return self.own
 
     def held_back_until(self, p: int) -> Ints:
         """What was held back of the tasks trained so far."""
-        trained = [self.held_back[q] for q in range(p + 1) if self.trained[q]]
+        trained = compress(self.held_back[: p + 1], self.trained)
         return np.concatenate([NOTHING, *trained])
 
     def task_at(self, g: int) -> int:
@@ -199,11 +203,11 @@ class Plan:
     @property
     def longest(self) -> int:
         """The samples of the longest epoch."""
-        return max(len(self._epoch_samples(p)) for p in range(self.tasks))
+        return max(map(len, map(self._epoch_samples, range(self.tasks))))
 
     @property
     def memory_width(self) -> int:
-        return min(self.work.memory_batch, max(len(store) for store in self.memory))
+        return min(self.work.memory_batch, max(map(len, self.memory)))
 
     def steps(self, g: int) -> int:
         """How many steps the client makes in global round g."""
@@ -215,7 +219,7 @@ class Plan:
     def _epoch_samples(self, p: int) -> Ints:
         if self.work.epoch_over == "task":
             return self.samples[p]
-        return np.concatenate([self.samples[q] for q in range(p + 1) if q == p or self.trained[q]])
+        return np.concatenate([*compress(self.samples[:p], self.trained), self.samples[p]])
 
     def last_round(self, p: int) -> Round:
         """The client's part in the last round of a task that it has trained on."""

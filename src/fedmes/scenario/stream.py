@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Client:
     tasks: tuple[Task, ...]  # in the client's own order
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "tasks": [task.as_dict() for task in self.tasks]}
+        return {"name": self.name, "tasks": list(map(Task.as_dict, self.tasks))}
 
 
 @dataclass(frozen=True)
@@ -75,21 +76,25 @@ class Stream:
     def known(self, column: int) -> list[int]:
         """For each of a client's tasks, how many it was known to have when that one began."""
         position = self.position[:, column]
-        begins = [int(np.argmax(position == p)) for p in range(len(self.clients[column].tasks))]
+        tasks = np.arange(len(self.clients[column].tasks))
+        begins = np.argmax(position == tasks[:, None], axis=1)
         part = np.searchsorted(self.parts, begins, side="right")
-        return [int((part <= own).sum()) for own in part]
+        return (part <= part[:, None]).sum(axis=1).tolist()
 
     def followed_by(
         self, clients: Sequence[Client], classes: int, rounds: int, arrival: str
     ) -> Stream:
         """With further tasks for some clients, which begin after all earlier tasks have ended."""
         further = {client.name: client.tasks for client in clients}
-        before = [len(client.tasks) for client in self.clients]
-        counts = [len(further.get(client.name, ())) for client in self.clients]
-        position = schedule(counts, rounds, arrival, self.seed, before)
+        before = []
+        counts = []
         longer = []
         for client in self.clients:
-            longer.append(replace(client, tasks=client.tasks + further.get(client.name, ())))
+            tasks = further.get(client.name, ())
+            before.append(len(client.tasks))
+            counts.append(len(tasks))
+            longer.append(replace(client, tasks=client.tasks + tasks))
+        position = schedule(counts, rounds, arrival, self.seed, before)
         return replace(
             self,
             classes=classes,
@@ -116,7 +121,7 @@ class Stream:
             "format": FORMAT,
             "seed": self.seed,
             "classes": self.classes,
-            "clients": [client.as_dict() for client in self.clients],
+            "clients": list(map(Client.as_dict, self.clients)),
             "position": self.position.tolist(),
             "active": self.active.tolist(),
             "notes": list(self.notes),
@@ -157,7 +162,7 @@ class Stream:
 
 def combined_sha256(streams: Sequence[Stream]) -> str:
     """The hash of a run's split file; of several seeds' files, the hash of their hashes."""
-    hashes = [stream.sha256() for stream in streams]
+    hashes = list(map(Stream.sha256, streams))
     if len(hashes) == 1:
         return hashes[0]
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
@@ -207,7 +212,7 @@ def _check(stream: Stream) -> None:
 
 
 def _check_task(task: Task, where: str, classes: int) -> None:
-    known = all(0 <= label < classes for label in task.block)
+    known = 0 <= min(task.block, default=0) <= max(task.block, default=0) < classes
     if not known or not set(task.classes) <= set(task.block):
         raise ValueError(f"{where}: classes outside the block")
     for rows in (task.train, task.test):
@@ -232,8 +237,7 @@ def schedule(
     """
     limits.check_schedule(len(task_counts), max(task_counts) * rounds)
     columns = []
-    for k, count in enumerate(task_counts):
-        start = before[k] if before else 0
+    for k, (start, count) in enumerate(zip(before or repeat(0), task_counts, strict=False)):
         column: list[int] = []
         for t in range(start, start + count):
             if arrival == "staggered":
