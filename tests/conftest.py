@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 import fedmes
 from fedmes.cli import app as cli
+from fedmes.models import efficientnet_lite
 
 torch.set_num_threads(1)
 
@@ -132,6 +133,12 @@ def unrehearsed(monkeypatch):
     """For methods that watch what is done with them, or lie: a rehearsal would be watched, too, or
     find them out."""
     monkeypatch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)
+
+
+@pytest.fixture
+def short_lite0(monkeypatch):
+    """The network with the first of its seven stages only, for tests that make it many times."""
+    monkeypatch.setattr(efficientnet_lite, "STAGES", efficientnet_lite.STAGES[:1])
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from fedmes.experiment.prepare import prepare
 from fedmes.models.pretrained import Lite0, read_weights
 from helpers.lite0_files import TINY, write_weights
 
+pytestmark = pytest.mark.usefixtures("short_lite0")
+
 HASHES = r"\(SHA-256 ([0-9a-f]{12}) then, ([0-9a-f]{12}) now\)"
 
 
@@ -93,6 +95,9 @@ def test_a_finished_run_goes_on_with_its_own_weights_alone(here, command):
     first_again = "run it again first, with --again"
     assert refused(command, extend, here / "run", first_again) == (then, now)
     assert not (here / "longer").exists()
+    status, _, err = command("predict", "run/seed0/client0", "more.npz")
+    assert status == 2
+    assert f"SHA-256 {made['frozen']}, here {now}" in err
 
     write_weights(here / "w.pth", 0)
     assert command(*extend)[0] == 0

@@ -43,7 +43,7 @@ def site_client(config: Config, s: int, node: Node) -> SiteClient:
     sites = config.federation.sites
     if name not in sites:
         raise UserError(f"site {name} is not among the federation's sites ({', '.join(sites)})")
-    prepared = prepare_site(config, name, Path(about["data"]))
+    prepared = prepare_site(config, name, Path(about["data"]), directory / "features")
     return _site_client(name, prepared, s, sites.index(name), directory, scheduled=False)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,10 +56,15 @@ def few_samples(
 
 
 def front_features(
-    config: Config, facts: DataFacts, given: Mapping[str, Make], dataset: Dataset
+    config: Config,
+    facts: DataFacts,
+    given: Mapping[str, Make],
+    dataset: Dataset,
+    folder: Path | None = None,
 ) -> NDArray[Any] | None:
     """What the frozen front of the network makes of every sample, and of every view of it; None, if
-    the network has no such front, or if it runs in every step (`model.cache=off`)."""
+    the network has no such front, or if it runs in every step (`model.cache=off`). `folder`: of a
+    site, which keeps them beside its data."""
     moves = (config.model.views or 1) > 1
     if config.model.cache == "off":
         if moves:
@@ -84,7 +90,19 @@ def front_features(
     dtype = torch.bfloat16 if config.engine.precision == "bf16" else dtype_of(config)
     front.to(pick_device(config.device), dtype)
     weights = net.frozen_sha256 or ""
-    return front_outputs(front, dataset.x, weights, data_root() / "features", dtype, views)
+    place = folder or data_root() / "features"
+    outputs = front_outputs(front, dataset.x, weights, place, dtype, views)
+    if folder is not None:
+        _remove_all_but(outputs, folder)
+    return outputs
+
+
+def _remove_all_but(outputs: NDArray[Any], folder: Path) -> None:
+    """What a site's data was before its last task arrived is not needed again."""
+    assert isinstance(outputs, np.memmap)
+    for path in folder.glob("*.npy"):
+        if path != outputs.filename:
+            path.unlink()
 
 
 def _views(config: Config, method: Method, shape: tuple[int, ...]) -> Views:

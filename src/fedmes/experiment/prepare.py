@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedmes.common import limits, plugins
 from fedmes.common.keyed_random import Ints
+from fedmes.config.federation_options import FederationOptions
 from fedmes.config.options import Config
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.data.dataset import Dataset, Normalisation
@@ -23,6 +25,7 @@ from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.experiment import pretrained, rehearsal
 from fedmes.experiment.features import (
+    FEW,
     few_rows,
     few_samples,
     for_network,
@@ -114,11 +117,16 @@ def _facts(
 
 
 def _with_samples(
-    config: Config, facts: DataFacts, dataset: Dataset, given: Mapping[str, Make], rows: Ints
+    config: Config,
+    facts: DataFacts,
+    dataset: Dataset,
+    given: Mapping[str, Make],
+    rows: Ints,
+    folder: Path | None = None,
 ) -> tuple[DataFacts, Samples]:
     """The samples on the device; or in their place what a frozen front makes of them."""
     device = pick_device(config.device)
-    features = front_features(config, facts, given, dataset)
+    features = front_features(config, facts, given, dataset, folder)
     if features is None:
         return facts, Samples(dataset, device, dtype_of(config))
     facts = replace(
@@ -153,9 +161,10 @@ def _federations(
     return federations
 
 
-def prepare_site(config: Config, name: str, data: Path) -> Prepared:
+def prepare_site(config: Config, name: str, data: Path, features: Path) -> Prepared:
     """What a real site needs for its part: its own data, in the classes and sizes that the
-    federation agreed on."""
+    federation agreed on. `features`: the folder for what a frozen front makes of it, which is as
+    private as the data."""
     agreed = config.federation
     if config.memory.policy == "fifo" and config.memory.per_task is None:
         raise UserError(
@@ -166,18 +175,14 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
     config = pretrained.with_image_size(config, given, data)
     size = config.data.image_size
     source = custom.open_site(data, name, agreed, size, config.rounds, config.data.fit)
-    normalisation = None
-    if agreed.mean:
-        normalisation = Normalisation((tuple(agreed.mean),), (tuple(agreed.std),))
     dataset = for_network(source.dataset, given["model"])
-    if dataset.statistics is not None:
-        normalisation = dataset.statistics
+    normalisation = _agreed_normalisation(name, agreed, dataset)
     streams = [source.stream(seed) for seed in config.seeds]
     rows = few_rows(streams[0])
     few = few_samples(dataset, normalisation, rows)
     classes = (len(agreed.classes),)
     facts = DataFacts(config.clients, config.tasks, dataset.shape, classes, few)
-    facts, samples = _with_samples(config, facts, dataset, given, rows)
+    facts, samples = _with_samples(config, facts, dataset, given, rows, features)
     resolved, method, initial = resolve(config, facts, given)
     stored = 0
     if method.store != "none":
@@ -194,6 +199,25 @@ def prepare_site(config: Config, name: str, data: Path) -> Prepared:
         federations.append(Federation(stream, [plan], params, normalisation))
     _rehearse(given, method, federations[0], source)
     return Prepared(resolved, source, federations, method, samples)
+
+
+def _agreed_normalisation(
+    name: str, agreed: FederationOptions, dataset: Dataset
+) -> Normalisation | None:
+    """The federation's, unless the network knows its own mean and standard deviation."""
+    if dataset.statistics is not None:
+        return dataset.statistics
+    if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
+        expects = "takes samples as they are"
+        if agreed.mean:
+            expects = "says how to normalise pixels"
+        raise UserError(
+            f"site {name}: samples are {dataset.x.dtype}, "
+            f"but the federation {expects} (federation.mean)"
+        )
+    if not agreed.mean:
+        return None
+    return Normalisation((tuple(agreed.mean),), (tuple(agreed.std),))
 
 
 def _rehearse(
@@ -221,9 +245,18 @@ class Blueprint:
 
 def sites_blueprint(config: Config) -> Blueprint:
     agreed = config.federation
-    classes = (len(agreed.classes),)
-    facts = DataFacts(len(agreed.sites), config.tasks, tuple(agreed.shape), classes)
-    resolved, method, initial = resolve(config, facts)
+    shape = tuple(agreed.shape)
+    facts = DataFacts(len(agreed.sites), config.tasks, shape, (len(agreed.classes),))
+    try:
+        found = resolve(config, facts)
+    except UserError as error:
+        # nobody has said whether samples are fractions or whole numbers, such as token ids
+        tokens = torch.zeros(FEW, *shape, dtype=torch.int64)
+        try:
+            found = resolve(config, replace(facts, few=tokens))
+        except UserError:
+            raise error from None
+    resolved, method, initial = found
     hashes = source_hashes(makers(resolved)) | frozen_hash(method)
     return Blueprint(resolved, method, initial, hashes)
 
@@ -234,7 +267,7 @@ def agreement(config: Config) -> Config:
     config = pretrained.with_image_size(config)
     source = open_source(config)
     stream = source.stream(config.seeds[0])
-    normalisation = source.normalisation(stream)
+    make_model = makers(config, None, model_name(config, source.dataset.shape))["model"]
     agreed: dict[str, Any] = {
         "federation.sites": [client.name for client in stream.clients],
         "federation.classes": list(source.dataset.class_names),
@@ -243,7 +276,9 @@ def agreement(config: Config) -> Config:
         "tasks": stream.tasks,
         "engine.name": "flower",
     }
-    if normalisation is not None:
+    normalisation = source.normalisation(stream)
+    knows_its_own = for_network(source.dataset, make_model).statistics is not None
+    if normalisation is not None and not knows_its_own:
         agreed["federation.mean"] = list(normalisation.mean[0])
         agreed["federation.std"] = list(normalisation.std[0])
     content = config.with_(agreed).as_dict()

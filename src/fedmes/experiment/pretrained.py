@@ -13,7 +13,8 @@ from fedmes.experiment.resolve import Make, makers
 def with_image_size(
     config: Config, given: Mapping[str, Make] | None = None, data: Path | None = None
 ) -> Config:
-    """Images in folders are resized once, while they are read, to what the network takes.
+    """Images in folders are resized once, while they are read, to what the network takes; those of
+    real sites, to what they agreed on.
 
     `given`: a model passed in from Python; `data`: the folder, if the configuration names none.
     """
@@ -24,8 +25,9 @@ def with_image_size(
     takes = getattr(makers(config, given)["model"], "input_size", None)
     if takes is None:
         return config
+    agreed = config.federation.shape[2:] or [0]
     decided: dict[str, Any] = {
-        "data.image_size": config.data.image_size or config.model.size or takes,
+        "data.image_size": config.data.image_size or agreed[0] or config.model.size or takes,
         "data.fit": config.data.fit or "crop",
     }
     return config.with_(decided)

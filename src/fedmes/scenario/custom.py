@@ -74,18 +74,13 @@ def open_site(
     if strange := [label for label in dataset.class_names if label not in classes]:
         known = ", ".join(classes[:10])
         raise UserError(f"site {name}: class {strange[0]} is not among the federation's ({known})")
+    in_grey = dataset.x.dtype == np.uint8 and shape == (3, *dataset.shape[1:])
+    if in_grey and dataset.shape[0] == 1:  # beside colours, grey is one of them
+        dataset = replace(dataset, x=dataset.x.repeat(3, axis=-1))
     if dataset.shape != shape:
         raise UserError(
             f"site {name}: samples are {_times(dataset.shape)}, "
             f"the federation's are {_times(shape)}"
-        )
-    if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
-        expects = "takes samples as they are"
-        if agreed.mean:
-            expects = "says how to normalise pixels"
-        raise UserError(
-            f"site {name}: samples are {dataset.x.dtype}, "
-            f"but the federation {expects} (federation.mean)"
         )
     ids = np.array(list(map(classes.index, dataset.class_names)), np.int64)
     table = replace(
