@@ -134,9 +134,7 @@ def compare(
         if not again:  # before anything is trained
             refuse(place, changes, "--again reruns what has changed")
         runs.append((one, place, bool(changes)))
-    found = []
-    for one, place, changed in runs:
-        found.append(train(one, place, quiet, resume=True, again=changed))
+    found = [train(one, place, quiet, resume=True, again=rerun) for one, place, rerun in runs]
     if quiet:
         print(directory)
     else:

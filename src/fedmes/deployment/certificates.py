@@ -41,7 +41,7 @@ def make_server(directory: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1
         .add_extension(identifier, critical=False)
         .sign(authority_key, hashes.SHA256())
     )
-    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    names = x509.SubjectAlternativeName(map(_host, hosts))
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
     server = (
         _certificate(issuer, hosts[0], server_key.public_key(), signs=False)
@@ -79,7 +79,9 @@ def _certificate(issuer: str, subject: str, public_key: Any, signs: bool) -> Any
         encipher_only=False,
         decipher_only=False,
     )
-    constraints = x509.BasicConstraints(ca=signs, path_length=0 if signs else None)
+    constraints = x509.BasicConstraints(ca=False, path_length=None)
+    if signs:
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()

@@ -64,8 +64,8 @@ class Federation:
     def __init__(self, folder: Path, sites: Sequence[Path], app: Path | None = None) -> None:
         require_flower()
         self.folder = folder.resolve()
-        self.sites = [path.resolve() for path in sites]
-        self.app = app.resolve() if app else self.folder / "app"
+        self.sites = list(map(Path.resolve, sites))
+        self.app = (app or self.folder / "app").resolve()
         self.log = self.folder / "log"
         self._own_app = app is None
         self._supervisor: Supervisor | None = None
@@ -185,7 +185,9 @@ class Federation:
 
     def pids(self) -> list[int]:
         """Every process of this federation, grandchildren included."""
-        return self._supervisor.pids() if self._supervisor else []
+        if self._supervisor is None:
+            return []
+        return self._supervisor.pids()
 
     def ports(self) -> list[int]:
         return [self._port, *self._site_ports]
@@ -214,8 +216,9 @@ class Federation:
         self.supervisor.keep(name, command, log, environment(home), restart=False)
 
     def _register(self) -> None:
-        keys = [str(path / "key.pub") for path in self.sites]
-        commands = [["supernode", "register", key, "federation"] for key in keys]
+        commands = []
+        for path in self.sites:
+            commands.append(["supernode", "register", str(path / "key.pub"), "federation"])
         self._begin_flwr("register", *commands)
         while (status := self.supervisor.status("register")) is None:
             time.sleep(0.05)
@@ -269,5 +272,5 @@ def _run_status(log: str) -> str:
     return status.removeprefix("finished:")
 
 
-def _tail(path: Path, lines: int = 12) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-12:])

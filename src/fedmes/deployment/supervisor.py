@@ -88,7 +88,7 @@ class Supervisor:
     def status(self, name: str) -> int | None:
         """The exit status of a process that has ended and is not started again."""
         process = self._kept[name].process
-        return None if process is None else process.poll()
+        return process and process.poll()
 
     def alive(self, name: str) -> bool:
         return self.status(name) is None
@@ -176,9 +176,9 @@ class Supervisor:
         # looks in a row: one that is just starting another program is invisible for a moment
         nothing = 0
         while nothing < 2:
-            left = self.pids(kept.name)
-            nothing = 0 if left else nothing + 1
-            for pid in left:
+            nothing += 1
+            for pid in self.pids(kept.name):
+                nothing = 0
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.methods.optimizers import OPTIMIZERS
 from fedmes.models.functional import DROPOUT_OFF, Net
-from fedmes.tensors import Tensors, distance, mean_of_present, pick, put
+from fedmes.tensors import Tensors, distance, each, mean_of_present, pick, put
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -39,8 +40,9 @@ class FedAvg(Method):
     def aggregate(
         self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor
     ) -> Tensors:
-        weights = samples if self.average == "samples" else torch.ones_like(samples)
-        return mean_of_present(uploads, present, weights)
+        if self.average == "uniform":
+            samples = torch.ones_like(samples)
+        return mean_of_present(uploads, present, samples)
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         return self.start(params)
@@ -78,12 +80,10 @@ class FedAvg(Method):
             gm, _ = self.gradient(params, mem, None)
             return g, gm, loss
         # Stacked: the weights are read once for both.
-        both = Batch(*(torch.stack(pair) for pair in zip(batch, mem, strict=True)))
+        both = Batch(*map(torch.stack, zip(batch, mem, strict=True)))
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
         gradients, losses = vmap(self.gradient, in_dims=(None, 0, 0))(params, both, keys)
-        g = {name: pair[0] for name, pair in gradients.items()}
-        gm = {name: pair[1] for name, pair in gradients.items()}
-        return g, gm, losses[0]
+        return each(itemgetter(0), gradients), each(itemgetter(1), gradients), losses[0]
 
     def descend(
         self, state: Tensors, direction: Tensors, loss: Tensor, ctx: ClientContext

@@ -52,7 +52,9 @@ class FedMeS(Voting):
     def begin_round(
         self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
     ) -> Tensors:
-        source = broadcast if self.options.start == "global" else state
+        source = state
+        if self.options.start == "global":
+            source = broadcast
         begun = self.start(pick(source, "w"))
         if isinstance(self.options.lambda_, float):
             lam = torch.full_like(begun["log.loss"], self.options.lambda_)

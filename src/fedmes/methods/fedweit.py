@@ -15,7 +15,7 @@ from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.models.functional import Net, hashed_uniforms
-from fedmes.tensors import Tensors, at, distance, pick, put, widened
+from fedmes.tensors import Tensors, at, distance, each, pick, put, widened
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -43,7 +43,7 @@ class FedWeIT(FedAvg):
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         weights = [name for name, p in net.initial.items() if p.ndim > 1]
-        self.layers = [name for name in weights if self.is_layer(name)]
+        self.layers = list(filter(self.is_layer, weights))
         if not self.layers:
             model = config.model.name
             raise UserError(
@@ -52,8 +52,12 @@ class FedWeIT(FedAvg):
         self.tasks = config.tasks
         self.clients = config.clients
         # tasks per client in the knowledge base
-        self.depth = 1 if self.options.kb == "previous" else self.tasks
-        self.past = "w.past" if self.options.retroactive else "past"  # what is under w is trained
+        self.depth = self.tasks
+        if self.options.kb == "previous":
+            self.depth = 1
+        self.past = "past"
+        if self.options.retroactive:
+            self.past = "w.past"  # what is under w is trained
 
     def is_layer(self, name: str) -> bool:
         """Is it the weight of a layer below the head? A bare parameter, such as a position
@@ -69,7 +73,7 @@ class FedWeIT(FedAvg):
 
     def server(self, params: Tensors) -> Tensors:
         base = {name: params[name] for name in self.layers}
-        kb = {name: p.new_zeros(self.depth, self.clients, *p.shape) for name, p in base.items()}
+        kb = each(lambda p: p.new_zeros(self.depth, self.clients, *p.shape), base)
         device = base[self.layers[0]].device
         delivered = torch.zeros(self.clients, dtype=torch.int64, device=device)
         return put("w", base) | put("kb", kb) | {"delivered": delivered}
@@ -98,9 +102,9 @@ class FedWeIT(FedAvg):
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         base = {name: params[name] for name in self.layers}
         own = {name: p for name, p in params.items() if name not in base}
-        mask = {name: torch.zeros_like(p.flatten(1)[:, 0]) for name, p in base.items()}
-        alpha = {name: p.new_zeros(self.depth * self.clients) for name, p in base.items()}
-        start = put("A", {name: p / 3 for name, p in base.items()}) | put("own", own)
+        mask = each(lambda p: torch.zeros_like(p.flatten(1)[:, 0]), base)
+        alpha = each(lambda p: p.new_zeros(self.depth * self.clients), base)
+        start = put("A", each(lambda p: p / 3, base)) | put("own", own)
         past = self.empty_past(base, mask, own)
         w = put("B", base) | put("m", mask) | put("alpha", alpha) | start | pick(past, "w")
         state = self.start(w) | past | put("start", start) | put("hold", mask)
@@ -111,10 +115,7 @@ class FedWeIT(FedAvg):
         """Room for the parts of all tasks, [T, ...]."""
         parts = put(f"{self.past}.m", mask) | put(f"{self.past}.A", base)
         parts |= put("past.kb", base) | put("past.own", own)
-        room: Tensors = {}
-        for name, p in parts.items():
-            room[name] = torch.zeros_like(p).expand(self.tasks, *p.shape).clone()
-        return room
+        return each(lambda p: torch.zeros_like(p).expand(self.tasks, *p.shape).clone(), parts)
 
     def begin_task(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
         """A new mask, adaptive part and head; the penalty holds B where it is now, before the

@@ -61,7 +61,7 @@ def votes(exponent: Tensor, labels: Tensor, scope: Tensor) -> tuple[Tensor, Tens
     return torch.where(one_hot, share[..., None], 0).sum(-2), counts.any(-1)
 
 
-GRID = tuple(i / 10 for i in range(11))  # the thetas that tuning chooses from
+GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # what tuning chooses theta from
 
 
 class MemoryVote:
@@ -73,7 +73,9 @@ class MemoryVote:
         self.net = net
         self.k = knn.k or k
         self.kernel = knn.kernel or kernel
-        self.theta = 0.5 if knn.theta == "tuned" else float(knn.theta)
+        self.theta = 0.5
+        if knn.theta != "tuned":
+            self.theta = float(knn.theta)
 
     def build_predictor(self, params: Tensors, store: Batch) -> Tensors:
         """The store's embeddings, computed once per model; `theta` is an entry because tuning sets

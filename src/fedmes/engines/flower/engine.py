@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -31,6 +31,7 @@ from fedmes.engines.loop import tidy
 from fedmes.engines.server import MISFIT, Update, aggregate_round
 from fedmes.errors import UserError
 from fedmes.methods.base import ClientContext, Method
+from fedmes.results.metrics import mean
 from fedmes.tensors import Tensors, cast, put
 
 POLL = 0.1  # seconds between looks for answers
@@ -58,7 +59,7 @@ class FlowerEngine:
         self.config = config
         self.grid = grid
         initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
-        self.servers = [method.server(params) for params in initial]
+        self.servers = list(map(method.server, initial))
         ctx = _context(config, initial[0])
         client = method.init(initial[0], ctx)
         self.expected = method.upload(client, ctx)  # names and shapes of an upload
@@ -89,7 +90,7 @@ class FlowerEngine:
     @property
     def notes(self) -> list[str]:
         failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
-        return failed + sorted({f"{name}: {reason}" for name, reason in self.refused.values()})
+        return failed + sorted(set(map(": ".join, self.refused.values())))
 
     @property
     def sites_left_out(self) -> dict[str, str]:
@@ -111,8 +112,7 @@ class FlowerEngine:
             if hopeless and here >= needed:
                 break
             if hopeless and self.refused and len(self.nodes) < needed:
-                reasons = [f"{name}: {reason}" for name, reason in self.refused.values()]
-                raise UserError("; ".join(sorted(set(reasons))))
+                raise UserError("; ".join(sorted(set(map(": ".join, self.refused.values())))))
             if waited > self.config.server.timeout:
                 raise UserError(
                     f"{here} of {self.config.clients} sites are there, "
@@ -158,8 +158,8 @@ class FlowerEngine:
 
     def _refusing(self) -> int:
         """How many of the expected sites have refused to take part."""
-        sites = self.config.federation.sites
-        return len({name for name, _ in self.refused.values() if not sites or name in sites})
+        names = dict(self.refused.values()).keys()
+        return len(names & set(self.config.federation.sites or names))
 
     def anything_to_do(self) -> bool:
         """Does any site have tasks left to learn?
@@ -335,7 +335,7 @@ class FlowerEngine:
             return here
         count = -(-len(here) * self.config.server.fraction // 1)
         order = keyed_random.permutation(len(here), self.config.seeds[0], "participation", g)
-        return sorted(here[i] for i in order[: int(count)])
+        return np.sort(np.array(here)[order[: int(count)]]).tolist()
 
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:
@@ -387,8 +387,7 @@ class FlowerEngine:
 
 def _mean(score: Score) -> float:
     """Mean task-oblivious accuracy over the tasks so far."""
-    met = [oblivious for oblivious, _ in score.accuracy["acc"] if not math.isnan(oblivious)]
-    return sum(met) / len(met) if met else math.nan
+    return float(mean(np.array(score.accuracy["acc"])[:, 0]))
 
 
 def _context(config: Config, params: Tensors) -> ClientContext:

@@ -9,21 +9,21 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, each
 
 
 def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
-    arrays = ArrayRecord({name: _array(t) for name, t in tensors.items()})
-    key = "refusal" if refused else "json"
-    return RecordDict({"tensors": arrays, "fedmes": ConfigRecord({key: text})})
+    record = ConfigRecord({"json": text})
+    if refused:
+        record = ConfigRecord({"refusal": text})
+    return RecordDict({"tensors": ArrayRecord(each(_array, tensors)), "fedmes": record})
 
 
 def text_of(message: Message) -> tuple[str, bool]:
     """The JSON of a message, and whether it is a refusal."""
     record = message.content.config_records["fedmes"]
     refused = "refusal" in record
-    key = "refusal" if refused else "json"
-    text = record[key]
+    text = record[{True: "refusal", False: "json"}[refused]]
     if not isinstance(text, str):
         raise TypeError("its text is none")
     return text, refused
@@ -31,7 +31,7 @@ def text_of(message: Message) -> tuple[str, bool]:
 
 def tensors_of(message: Message) -> Tensors:
     arrays = message.content.array_records["tensors"]
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in arrays.items()}
+    return each(lambda array: torch.from_numpy(array.numpy().copy()), arrays)
 
 
 def order_of(message: Message) -> dict[str, Any]:

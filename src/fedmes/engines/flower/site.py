@@ -25,7 +25,7 @@ from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, broken, pick, put
+from fedmes.tensors import Tensors, broken, each, pick, put
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ class SiteClient:
 
     def hello(self) -> Answer:
         """The site's introduction."""
-        now = self.about["round"] + 1 if self.scheduled else self.about["attended"]
+        now = self.about["attended"]
+        if self.scheduled:
+            now = self.about["round"] + 1
         waiting = bool((self.site.plan.position[now:] >= 0).any())
         samples = self.site.plan.count
         client = int(self.site.index)
@@ -111,7 +113,9 @@ class SiteClient:
         if self.about["round"] > g:
             done = self.about["round"] + 1
             raise UserError(f"{self.directory} has done round {done} and is asked for {g + 1}")
-        now = g if self.scheduled else self.about["attended"] - again
+        now = self.about["attended"] - again
+        if self.scheduled:
+            now = g
         plan = self.site.plan
         work = plan.round(now)
         waiting = bool((plan.position[now + 1 :] >= 0).any())
@@ -130,12 +134,14 @@ class SiteClient:
             position=work.position,
             index=work.index,
             samples=len(work.samples),
-            report={name: float(value) for name, value in reported.items()},
+            report=each(float, reported),
             seconds=time.perf_counter() - start,
         )
         ended = plan.ends(now) is not None
         facts = Trained(waiting=waiting, ended=ended, work=about, **self._sender())
-        return Answer(facts, broken(upload) if work.broken else upload)
+        if work.broken:
+            upload = broken(upload)
+        return Answer(facts, upload)
 
     def _learn(self, g: int, work: Round, broadcast: Tensors) -> None:
         """Train; a site that was away when a task ended or began catches up first."""
