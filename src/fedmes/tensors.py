@@ -30,7 +30,9 @@ def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
     return {f"{part}.{name}": value for name, value in entries.items()}
 
 
-def each(change: Callable[[Entry], Changed], entries: Mapping[str, Entry]) -> dict[str, Changed]:
+def map_entries(
+    change: Callable[[Entry], Changed], entries: Mapping[str, Entry]
+) -> dict[str, Changed]:
     """Every entry changed, under its name."""
     return {name: change(value) for name, value in entries.items()}
 
@@ -38,7 +40,7 @@ def each(change: Callable[[Entry], Changed], entries: Mapping[str, Entry]) -> di
 def cast(entries: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> Tensors:
     """The entries as a device computes with them, such as initial weights, which are made as a
     module makes them."""
-    return each(lambda value: value.to(device, dtype), entries)
+    return map_entries(lambda value: value.to(device, dtype), entries)
 
 
 def dot(a: Tensors, b: Tensors) -> Tensor:
@@ -95,7 +97,7 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
         share = widened(weights.to(stack.dtype), stack) * stack
         return torch.where(widened(present, stack), share, 0).sum(0)
 
-    return each(mean, uploads)
+    return map_entries(mean, uploads)
 
 
 def broken(uploads: Tensors) -> Tensors:

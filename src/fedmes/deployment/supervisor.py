@@ -88,7 +88,9 @@ class Supervisor:
     def status(self, name: str) -> int | None:
         """The exit status of a process that has ended and is not started again."""
         process = self._kept[name].process
-        return process and process.poll()
+        if process is None:
+            return None
+        return process.poll()
 
     def alive(self, name: str) -> bool:
         return self.status(name) is None

@@ -13,7 +13,7 @@ from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.methods.optimizers import OPTIMIZERS
 from fedmes.models.functional import DROPOUT_OFF, Net
-from fedmes.tensors import Tensors, distance, each, mean_of_present, pick, put
+from fedmes.tensors import Tensors, distance, map_entries, mean_of_present, pick, put
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -83,7 +83,11 @@ class FedAvg(Method):
         both = Batch(*map(torch.stack, zip(batch, mem, strict=True)))
         keys = torch.stack([key, torch.full_like(key, DROPOUT_OFF)])
         gradients, losses = vmap(self.gradient, in_dims=(None, 0, 0))(params, both, keys)
-        return each(itemgetter(0), gradients), each(itemgetter(1), gradients), losses[0]
+        return (
+            map_entries(itemgetter(0), gradients),
+            map_entries(itemgetter(1), gradients),
+            losses[0],
+        )
 
     def descend(
         self, state: Tensors, direction: Tensors, loss: Tensor, ctx: ClientContext

@@ -15,7 +15,7 @@ from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.models.functional import Net, hashed_uniforms
-from fedmes.tensors import Tensors, at, distance, each, pick, put, widened
+from fedmes.tensors import Tensors, at, distance, map_entries, pick, put, widened
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -73,7 +73,7 @@ class FedWeIT(FedAvg):
 
     def server(self, params: Tensors) -> Tensors:
         base = {name: params[name] for name in self.layers}
-        kb = each(lambda p: p.new_zeros(self.depth, self.clients, *p.shape), base)
+        kb = map_entries(lambda p: p.new_zeros(self.depth, self.clients, *p.shape), base)
         device = base[self.layers[0]].device
         delivered = torch.zeros(self.clients, dtype=torch.int64, device=device)
         return put("w", base) | put("kb", kb) | {"delivered": delivered}
@@ -102,9 +102,9 @@ class FedWeIT(FedAvg):
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         base = {name: params[name] for name in self.layers}
         own = {name: p for name, p in params.items() if name not in base}
-        mask = each(lambda p: torch.zeros_like(p.flatten(1)[:, 0]), base)
-        alpha = each(lambda p: p.new_zeros(self.depth * self.clients), base)
-        start = put("A", each(lambda p: p / 3, base)) | put("own", own)
+        mask = map_entries(lambda p: torch.zeros_like(p.flatten(1)[:, 0]), base)
+        alpha = map_entries(lambda p: p.new_zeros(self.depth * self.clients), base)
+        start = put("A", map_entries(lambda p: p / 3, base)) | put("own", own)
         past = self.empty_past(base, mask, own)
         w = put("B", base) | put("m", mask) | put("alpha", alpha) | start | pick(past, "w")
         state = self.start(w) | past | put("start", start) | put("hold", mask)
@@ -115,7 +115,9 @@ class FedWeIT(FedAvg):
         """Room for the parts of all tasks, [T, ...]."""
         parts = put(f"{self.past}.m", mask) | put(f"{self.past}.A", base)
         parts |= put("past.kb", base) | put("past.own", own)
-        return each(lambda p: torch.zeros_like(p).expand(self.tasks, *p.shape).clone(), parts)
+        return map_entries(
+            lambda p: torch.zeros_like(p).expand(self.tasks, *p.shape).clone(), parts
+        )
 
     def begin_task(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
         """A new mask, adaptive part and head; the penalty holds B where it is now, before the

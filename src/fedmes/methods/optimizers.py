@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedmes.tensors import Tensors, each, put
+from fedmes.tensors import Tensors, map_entries, put
 
 
 class Optimizer(Protocol):
@@ -45,7 +45,7 @@ class Adam:
     eps = 1e-8
 
     def fresh(self, params: Tensors) -> Tensors:
-        zeros = each(torch.zeros_like, params)
+        zeros = map_entries(torch.zeros_like, params)
         nothing = torch.zeros_like(next(iter(params.values())).flatten()[0])
         return put("m", zeros) | put("v", zeros) | {"c1": nothing, "c2": nothing}
 

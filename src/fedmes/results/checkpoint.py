@@ -25,7 +25,7 @@ from safetensors.torch import save as dump
 
 from fedmes.common.files import replace_private, sync
 from fedmes.errors import UserError
-from fedmes.tensors import Tensors, each
+from fedmes.tensors import Tensors, map_entries
 
 FOLDER = "checkpoint"
 GENERATIONS = 2
@@ -35,7 +35,7 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
     """Where the run stands after this round."""
     folder = run / FOLDER
     path = folder / f"round-{round:06d}.safetensors"
-    content = each(lambda t: t.detach().cpu().contiguous().clone(), tensors)
+    content = map_entries(lambda t: t.detach().cpu().contiguous().clone(), tensors)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         sums = _write(path, dump(content))

@@ -37,7 +37,7 @@ from fedmes.config.section import Count, Positive
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.errors import UserError
 from fedmes.scenario.plan import Plan
-from fedmes.tensors import Tensors, each, pick
+from fedmes.tensors import Tensors, map_entries, pick
 
 FORMAT = 2  # 1 had no such number, and could not predict
 TEXT_LIMIT = 1 << 25  # bytes of client.json
@@ -145,7 +145,7 @@ class Stored:
 
 def save_model(path: Path, entries: Tensors) -> None:
     """The entries `w.*` as safetensors without metadata, so that equal weights are equal bytes."""
-    content = each(lambda t: t.detach().cpu().contiguous(), pick(entries, "w"))
+    content = map_entries(lambda t: t.detach().cpu().contiguous(), pick(entries, "w"))
     replace_private(path, save(content))
 
 
@@ -259,7 +259,7 @@ def read_client(directory: Path) -> Stored:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     weights = _read_weights(directory / "model.safetensors")
-    beside = each(torch.from_numpy, _read_arrays(directory / "predictor.npz"))
+    beside = map_entries(torch.from_numpy, _read_arrays(directory / "predictor.npz"))
     samples = "memory.npz"
     if about.knn is not None and config.knn.memory == "before":
         samples = "voters.npz"

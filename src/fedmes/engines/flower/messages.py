@@ -9,14 +9,14 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from fedmes.tensors import Tensors, each
+from fedmes.tensors import Tensors, map_entries
 
 
 def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
     record = ConfigRecord({"json": text})
     if refused:
         record = ConfigRecord({"refusal": text})
-    return RecordDict({"tensors": ArrayRecord(each(_array, tensors)), "fedmes": record})
+    return RecordDict({"tensors": ArrayRecord(map_entries(_array, tensors)), "fedmes": record})
 
 
 def text_of(message: Message) -> tuple[str, bool]:
@@ -31,7 +31,7 @@ def text_of(message: Message) -> tuple[str, bool]:
 
 def tensors_of(message: Message) -> Tensors:
     arrays = message.content.array_records["tensors"]
-    return each(lambda array: torch.from_numpy(array.numpy().copy()), arrays)
+    return map_entries(lambda array: torch.from_numpy(array.numpy().copy()), arrays)
 
 
 def order_of(message: Message) -> dict[str, Any]:

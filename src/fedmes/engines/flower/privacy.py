@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedmes.config.federation_options import Privacy
 from fedmes.errors import UserError
-from fedmes.tensors import Tensors, each
+from fedmes.tensors import Tensors, map_entries
 
 # beyond these, nothing is protected or nothing is left
 EPSILONS = (1e-3, 100.0)
@@ -72,7 +72,7 @@ def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
     if options.epsilon is not None:
         deviation = 2 * options.clip * noise_for(options.epsilon, options.delta)
         if not math.isfinite(norm):  # that training has failed is private, too
-            update = each(torch.zeros_like, update)
+            update = map_entries(torch.zeros_like, update)
             norm = 0.0
     scale = 1.0
     if norm > options.clip:

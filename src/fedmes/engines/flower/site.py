@@ -25,7 +25,7 @@ from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, broken, each, pick, put
+from fedmes.tensors import Tensors, broken, map_entries, pick, put
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class SiteClient:
             position=work.position,
             index=work.index,
             samples=len(work.samples),
-            report=each(float, reported),
+            report=map_entries(float, reported),
             seconds=time.perf_counter() - start,
         )
         ended = plan.ends(now) is not None
