@@ -1,14 +1,19 @@
 """Networks with a frozen front: which part is trained, and features that are computed once."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fedmes.cli import app
 from fedmes.errors import UserError
 from fedmes.models import features
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
-from fedmes.models.pretrained import AsTrained, Lite0, read_weights
+from fedmes.models.pretrained import AsTrained, Body, Lite0, Pretrained, read_weights
+from helpers.custom_tables import arrays
 
 SHAPE = (3, 16, 16)
 
@@ -70,11 +75,81 @@ def test_samples_that_are_no_images():
         Lite0((7,), 4, weights="none")
 
 
+def test_images_that_are_too_small():
+    with pytest.raises(UserError, match="lite0 needs 32 pixels at least, not 7"):
+        Lite0(SHAPE, 4, weights="none", size=7)
+
+
+def test_a_rank_that_no_layer_has():
+    with pytest.raises(UserError, match="2000, but no layer of the network has more than 320"):
+        lite0("adapters", rank=2000)
+    ranks = {
+        p.shape[0] for name, p in lite0("adapters", rank=20).named_parameters() if ".down." in name
+    }
+    assert ranks == {16, 20}  # the first projection leads to 16 channels
+
+
+def test_adapters_without_a_layer_for_them():
+    body = Body([nn.Conv2d(3, 3, 3, groups=3), nn.Flatten()], 3, 32, [0.5] * 3, [0.5] * 3)
+    with pytest.raises(UserError, match="adapters need linear layers or convolutions"):
+        Pretrained(body, SHAPE, 4, "adapters", 2)
+
+
+REFUSED = {
+    "last:99": ({"model.train": "last:99"}, "last:99, but the network has 18 stages"),
+    "last:0": ({"model.train": "last:0"}, "must be head, adapters, last:N or all, not 'last:0'"),
+    "last:x": ({"model.train": "last:x"}, "must be head, adapters, last:N or all, not 'last:x'"),
+    "size": ({"model.size": 7}, "lite0 needs 32 pixels at least, not 7"),
+    "rank 0": ({"model.rank": 0}, "model.rank: must be greater than 0, not 0"),
+    "rank": (
+        {"model.train": "adapters", "model.rank": 2000},
+        "model.rank: 2000, but no layer of the network has more than 320",
+    ),
+    "no file": ({"model.weights": "nothing.pth"}, "model.weights: nothing.pth does not exist"),
+    "no weights": ({"model.weights": "text.pth"}, "text.pth cannot be read as weights"),
+    "others' weights": ({"model.weights": "other.pth"}, "of another network: a has shape (3,)"),
+    "train, cnn6": ({"model": "cnn6", "model.train": "head"}, "cnn6 has no option 'train'"),
+    "weights, cnn6": ({"model": "cnn6", "model.weights": "none"}, "cnn6 has no option 'weights'"),
+    "rank, cnn6": ({"model": "cnn6", "model.rank": 2}, "cnn6 has no option 'rank'"),
+    "size, cnn6": ({"model": "cnn6", "model.size": 32}, "cnn6 has no option 'size'"),
+    "vectors": ({"data": "vectors.npz"}, "takes images with 1 or 3 channels, not samples of (4,)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_said_in_two_lines_at_most(case, tmp_path, monkeypatch, capsys):
+    """Exit status 2, nothing on standard output, nothing written."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("vectors.npz", **arrays())
+    (tmp_path / "text.pth").write_text("no weights")
+    torch.save({"a": torch.zeros(3)}, "other.pth")
+    given, message = REFUSED[case]
+    options = {"model": "lite0"} | given
+    if "data" not in options:
+        options |= {"benchmark": "synthetic", "synthetic.channels": 3}
+    words = ["run", "--out", "out"]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)] if "." not in name else ["--set", f"{name}={value}"]
+    monkeypatch.setattr(sys, "argv", ["fedmes", *words])
+    with pytest.raises(SystemExit) as stopped:
+        app.main()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert message in said.err
+    assert said.err.count("\n") <= 2
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_of_another_network(tmp_path):
     torch.save({"a": torch.zeros(3)}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="1 tensors without the head; lite0 has 294"):
+    with pytest.raises(UserError, match=r"of another network: a has shape \(3,\); lite0 has"):
         Lite0(SHAPE, 4, weights=str(tmp_path / "w.pth"))
     own = EfficientNetLite0().state_dict()
+    torch.save({"stem.0.weight": own["stem.0.weight"]}, tmp_path / "u.pth")
+    with pytest.raises(UserError, match="1 tensors without the head; lite0 has 294"):
+        Lite0(SHAPE, 4, weights=str(tmp_path / "u.pth"))
     own["blocks.0.layers.0.weight"] = torch.zeros(32, 1, 5, 5)
     torch.save(own, tmp_path / "v.pth")
     with pytest.raises(UserError, match=r"blocks.0.layers.0.weight has shape \(32, 1, 5, 5\)"):

@@ -1,7 +1,11 @@
 """Networks of timm, with random weights: nothing is downloaded."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fedmes.errors import UserError
 from fedmes.models.efficientnet_lite import EfficientNetLite0
@@ -70,16 +74,71 @@ def test_the_same_lite0(timm, tmp_path):
     assert torch.equal(ours(x), theirs(x))
 
 
-def test_an_unknown_name_has_a_nearest_one():
-    with pytest.raises(UserError, match="timm:resnet18"):
+def test_an_unknown_name_has_nearest_ones():
+    with pytest.raises(UserError, match=r"did you mean 'timm:resnet18', 'timm:\w+', 'timm:\w+'\?"):
         maker("timm:resnet81")
+    with pytest.raises(UserError, match=r"'timm:!'; timm.list_models\(\) has all names$"):
+        maker("timm:!")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("resnet18", 7, "timm:resnet18 needs 32 pixels at least, not 7"),
+        ("vit_tiny_patch16_224", 50, "cuts images into patches of 16 pixels, which do not fill 50"),
+    ],
+)
+def test_an_image_size_that_a_network_cannot_take(name, size, message):
+    with pytest.raises(UserError, match=rf"^model\.size: .*{message}$"):
+        maker(f"timm:{name}")((3, 8, 8), 5, weights="none", size=size)
+
+
+@pytest.fixture
+def hub_cache(monkeypatch):
+    """The files of earlier downloads, by name; no hub answers."""
+    files = {}
+    client = SimpleNamespace(try_to_load_from_cache=lambda source, file: files.get(file))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", client)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    return files
+
+
+def test_no_hub_and_no_file(hub_cache):
+    message = (
+        r"^model timm:resnet18: its weights cannot be downloaded "
+        r"\(http://127.0.0.1:9 cannot be reached: .*refused\); get model.safetensors of "
+        r"https://huggingface.co/timm/resnet18.a1_in1k elsewhere and use model.weights=FILE$"
+    )
+    with pytest.raises(UserError, match=message):
+        maker("timm:resnet18")((3, 8, 8), 5)
+
+
+def test_an_earlier_download_needs_no_hub(timm, hub_cache, tmp_path):
+    torch.manual_seed(3)
+    network = timm.create_model("resnet18")
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    hub_cache["model.safetensors"] = str(tmp_path / "model.safetensors")
+    module = maker("timm:resnet18")((3, 8, 8), 5)
+    first = module.front[1].network.conv1.weight
+    assert torch.equal(first, network.conv1.weight)
+
+
+def test_a_network_without_published_weights():
+    with pytest.raises(UserError, match="timm:mixer_s32_224: no weights are published"):
+        maker("timm:mixer_s32_224")((3, 8, 8), 5)
+
+
+OTHER = (
+    r"resnet18.pth is of another network "
+    r"\(missing: (layer\S+, ){2}layer\S+ and 93 more; unexpected: none\)"
+)
 
 
 def test_weights_of_another_network(timm, tmp_path):
     torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "resnet18.pth")
     file = str(tmp_path / "resnet18.pth")
     maker("timm:resnet18")((3, 8, 8), 5, weights=file)
-    with pytest.raises(UserError, match=r"resnet18.pth is of another network: .* is missing"):
+    with pytest.raises(UserError, match=OTHER):
         maker("timm:resnet34")((3, 8, 8), 5, weights=file)
     with pytest.raises(UserError, match="has shape"):
         maker("timm:wide_resnet50_2")((3, 8, 8), 5, weights=_resnet50(timm, tmp_path))

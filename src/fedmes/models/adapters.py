@@ -48,16 +48,28 @@ class LowRank(nn.Module):
 
 
 def adapt(module: nn.Module, rank: int) -> int:
-    """Freeze a module and give every layer that can have one an adapter; returns how many."""
+    """Freeze a module and give every layer that can have one an adapter; returns how many.
+
+    A layer of a lower rank gets an adapter of its own rank.
+    """
     module.requires_grad_(False)
     count = 0
     for name, child in module.named_children():
         if adaptable(child):
-            setattr(module, name, LowRank(child, rank))
+            setattr(module, name, LowRank(child, min(rank, _full_rank(child))))
             count += 1
         else:
             count += adapt(child, rank)
     return count
+
+
+def largest_rank(module: nn.Module) -> int:
+    """The highest rank that any layer can have; 0: none can have an adapter."""
+    return max([_full_rank(each) for each in module.modules() if adaptable(each)], default=0)
+
+
+def _full_rank(layer: nn.Linear | nn.Conv2d) -> int:
+    return min(layer.weight.flatten(1).shape)
 
 
 def adaptable(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:

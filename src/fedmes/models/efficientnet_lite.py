@@ -25,6 +25,7 @@ STAGES = (
 )
 STEM = 32
 FEATURES = 1280
+LEAST = 32  # pixels per side that become one place of the last layer
 HEADS = ("classifier", "_fc")  # what published weights call the layer for the 1,000 classes
 
 
@@ -105,18 +106,18 @@ class EfficientNetLite0(nn.Module):
         """Take over weights that are published in the order of the layers, whatever their names."""
         own = self.state_dict()
         given = [name for name in published if not name.startswith(HEADS)]
+        if set(given) == set(own):  # the layers' own names: a file may have them in any order
+            given = list(own)
+        for name, mine in zip(given, own, strict=False):
+            theirs = tuple(published[name].shape)
+            if theirs != tuple(own[mine].shape):
+                raise UserError(
+                    f"model.weights: of another network: {name} has shape {theirs}; "
+                    f"lite0 has {tuple(own[mine].shape)} there ({mine})"
+                )
         if len(given) != len(own):
             raise UserError(
                 f"model.weights: {len(given)} tensors without the head; lite0 has {len(own)}"
             )
-        if set(given) == set(own):  # the layers' own names: a file may have them in any order
-            given = list(own)
-        for name, mine in zip(given, own, strict=True):
-            theirs = tuple(published[name].shape)
-            if theirs != tuple(own[mine].shape):
-                raise UserError(
-                    f"model.weights: {name} has shape {theirs}; "
-                    f"lite0 has {tuple(own[mine].shape)} there ({mine})"
-                )
         ordered = [published[name] for name in given]
         self.load_state_dict(dict(zip(own, ordered, strict=True)))

