@@ -15,7 +15,7 @@ from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models.functional import Net
-from fedmes.tensors import cast
+from fedmes.tensors import cast, map_entries
 
 HEADROOM = 0.7  # the part of free memory that is planned with
 
@@ -23,9 +23,9 @@ HEADROOM = 0.7  # the part of free memory that is planned with
 def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
     """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of
     two that does."""
-    replicas = sum(len(f.plans) for f in federations)
     weights, state = _client_bytes(method, federations[0], samples)
     plans = [plan for f in federations for plan in f.plans]
+    replicas = len(plans)
     width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
     # Kept for every client: its state, and a copy while it is merged. On a slot: the state before
     # and after a step, two gradients and what the optimizer makes of them, and what the backward
@@ -65,7 +65,7 @@ def _client_bytes(method: Method, federation: Federation, samples: Samples) -> t
 def activation_bytes(net: Net, samples: Samples) -> float:
     """What one sample leaves behind for the backward pass."""
     params = cast(net.initial, samples.device, samples.dtype)
-    params = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
+    params = map_entries(lambda p: p.detach().clone().requires_grad_(), params)
     # weights are there once, and what is frozen once for all clients
     own = {p.data_ptr() for p in params.values()}
     for part in net.frozen:

@@ -13,13 +13,14 @@ from fedmes.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
+    if name not in ("auto", "cpu", "cuda"):
         raise UserError(f"device: must be 'auto', 'cpu' or 'cuda', not '{name}'")
-    if name == "cuda" and not torch.cuda.is_available():
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
         raise UserError("device: there is no CUDA device on this machine; use --device cpu")
-    return torch.device(name)
+    if name == "cpu" or not there:
+        return torch.device("cpu")
+    return torch.device("cuda")
 
 
 def device_name(device: torch.device) -> str:
@@ -30,7 +31,9 @@ def device_name(device: torch.device) -> str:
 
 def dtype_of(config: Config) -> torch.dtype:
     """The type of weights and losses; layers may compute in bf16."""
-    return torch.float64 if config.engine.precision == "float64" else torch.float32
+    if config.engine.precision == "float64":
+        return torch.float64
+    return torch.float32
 
 
 @contextmanager
@@ -45,8 +48,8 @@ def numerics(config: Config) -> Iterator[None]:
     if config.engine.name in ("loop", "flower") and config.model.name in ("linear", "mlp"):
         # Small products gain nothing from more threads, which on a busy machine mostly wait.
         torch.set_num_threads(1)
-    torch.set_float32_matmul_precision("high" if config.engine.precision == "tf32" else "highest")
     cudnn.allow_tf32 = config.engine.precision == "tf32"
+    torch.set_float32_matmul_precision({True: "high", False: "highest"}[cudnn.allow_tf32])
     # Where bits are given up for speed, convolutions are timed and the fastest kernels taken;
     # elsewhere only those that round the same way each time, so that a resumed run is the same run.
     cudnn.benchmark = config.engine.precision in ("tf32", "bf16")

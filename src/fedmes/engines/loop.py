@@ -18,7 +18,7 @@ from fedmes.engines.server import Update, aggregate_round
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, added, broken, cast, grown, put
+from fedmes.tensors import Tensors, added, broken, cast, grown, map_entries, put
 
 
 def client_round(
@@ -95,7 +95,7 @@ def _predict(
     for scope, task in zip(scopes, tasks, strict=True):
         for kind, p in method.predict(predictor, x, scope, task, ctx).items():
             stacked.setdefault(kind, []).append(p)
-    return {kind: torch.stack(parts) for kind, parts in stacked.items()}
+    return map_entries(torch.stack, stacked)
 
 
 class LoopEngine:
@@ -138,7 +138,7 @@ class LoopEngine:
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
         method = self.method
         broadcast = self.servers[s]
-        each_round, first_round = [int(wire.size(part)) for part in method.sent_down(broadcast)]
+        each_round, first_round = map(int, map(wire.size, method.sent_down(broadcast)))
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
         for k, data in enumerate(self.client_data[s]):
@@ -150,8 +150,10 @@ class LoopEngine:
                 client_round(method, self.clients[s][k], broadcast, work, data)
             )
             up = method.upload(state, data.ctx(work))
-            updates[k] = Update(broken(up) if work.broken else up, len(work.samples))
-            report = {name: float(value) for name, value in method.report(state, broadcast).items()}
+            updates[k] = Update(up, len(work.samples))
+            if work.broken:
+                updates[k] = Update(broken(up), len(work.samples))
+            report = map_entries(float, method.report(state, broadcast))
             seconds = time.perf_counter() - start
             received = each_round + int(work.first) * first_round
             sent = int(wire.size(up))
@@ -214,7 +216,7 @@ class LoopEngine:
 
 def tidy(tensors: Tensors) -> Tensors:
     """In plain memory order, as they would come from a file: how products round depends on it."""
-    return {name: t.contiguous() for name, t in tensors.items()}
+    return map_entries(Tensor.contiguous, tensors)
 
 
 def _like(tensor: Tensor, value: object) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedmes.methods.base import Method
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, map_entries
 
 TOO_FAR = 100  # times the median, see `screen_updates`
 MISFIT = "wrong names or shapes"
@@ -40,7 +41,7 @@ def aggregate_round(
             rejected[k] = MISFIT
     if not usable:
         return server, rejected
-    absent = Update({name: torch.zeros_like(t) for name, t in expected.items()}, 0)
+    absent = Update(map_entries(torch.zeros_like, expected), 0)
     all_updates = [usable.get(k, absent) for k in range(clients)]
     place = next(iter(expected.values()), torch.zeros(()))
     sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
@@ -99,4 +100,4 @@ def screen_updates(server: Tensors, uploads: Tensors, sent: Tensor) -> Tensor:
 
 
 def _form(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (t.shape, t.dtype) for name, t in tensors.items()}
+    return map_entries(attrgetter("shape", "dtype"), tensors)

@@ -4,6 +4,7 @@ sample, ...]."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ def each(function: Callable[..., Any], *grids: Grid) -> Grid:
 
 def longest(grid: Grid) -> int:
     """The length of a grid's longest entry."""
-    return max(len(entry) for row in grid for entry in row)
+    return max(map(len, chain.from_iterable(grid)))
 
 
 def padded(grid: Grid, width: int | None = None) -> Ints:
@@ -59,8 +60,7 @@ class Batches:
         self.device = samples.device
         self.scope = scope
         scales = [samples.scale(f.normalisation) for f in federations]
-        self.offset = torch.stack([offset for offset, _ in scales])
-        self.divisor = torch.stack([divisor for _, divisor in scales])
+        self.offset, self.divisor = map(torch.stack, zip(*scales, strict=True))
         plans = [f.plans for f in federations]
         # [seed, client, task, class]
         self.blocks_so_far = self.table(lambda plan: plan.blocks_so_far, plans)

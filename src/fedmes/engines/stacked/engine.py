@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Clients, Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.methods.base import ClientContext, Method
 from fedmes.scenario.plan import Plan, Round
-from fedmes.tensors import Tensors, added, broken, cast, grown, pick, put, widened
+from fedmes.tensors import Tensors, added, broken, cast, grown, map_entries, pick, put, widened
 
 
 class RoundPlan(NamedTuple):
@@ -60,7 +61,7 @@ class StackedEngine:
         self.samples = samples
         self.device = samples.device
         self.federations = list(federations)
-        self.plans: list[list[Plan]] = [f.plans for f in federations]
+        self.plans = [f.plans for f in federations]
         self.seeds = len(self.plans)
         self.clients = len(self.plans[0])
         self.batches = Batches(samples, federations, method.config.train.scope)
@@ -92,9 +93,9 @@ class StackedEngine:
         self._end: Captured[Tensors] = capture(self._end_round)
         self._measures: list[tuple[Numbers, Captured[Tensors]]] = []
         if method.measure is not None:
-            self._measures = [self._measure_group(group) for group in self.groups]
+            self._measures = list(map(self._measure_group, self.groups))
         self._ahead = ThreadPoolExecutor(1)  # plans the next round while this one is trained
-        self._next: tuple[int, Future[RoundPlan]] | None = None
+        self._next: dict[int, Future[RoundPlan]] = {}  # by round
 
     def _make_lanes(self, together: int) -> None:
         """One lane on a GPU; on a CPU one per thread."""
@@ -127,7 +128,9 @@ class StackedEngine:
             begun = over(self.method.begin_task, "csc")(self.state, self.server, self.ctx)
             self._merge(begun, self.batches.put(first))
         self._measure(works)
-        begin = self._begin_all if active.all() else self._begin_active
+        begin = self._begin_active
+        if active.all():
+            begin = self._begin_all
         received = begin()
         self._train(lane_plans)
         numbers = self._fetched(self._end() | received)
@@ -172,15 +175,18 @@ class StackedEngine:
     def _fetched(self, columns: Tensors) -> dict[str, NDArray[Any]]:
         """The only way back from the device: a few numbers per client, now that the round is
         over."""
-        columns = {name: column.to(self.device) for name, column in columns.items()}
-        table = [column.expand_as(self.active).double() for column in columns.values()]
+        table = []
+        for column in columns.values():
+            table.append(column.to(self.device, torch.float64).expand_as(self.active))
         return dict(zip(columns, torch.stack(table).cpu().numpy(), strict=True))
 
     def _merge(self, new: Tensors, mask: Tensor | None) -> None:
         """Take over what changed, for the clients of a mask or for all."""
         for name, value in new.items():
             mine = self.state[name]
-            mine.copy_(value if mask is None else _where(mask, value, mine))
+            if mask is not None:
+                value = _where(mask, value, mine)
+            mine.copy_(value)
 
     def _measure(self, works: Grid) -> None:
         """The method's sums over each client's samples, such as the loss that lambda comes from."""
@@ -194,8 +200,7 @@ class StackedEngine:
             plans = _of_group(self.plans, group)
             for piece in self.batches.pieces(plans, _of_group(samples, group), width):
                 _copy(buffer, piece)
-                sums = measured()
-                total = added(total, sums) if total else _cloned(sums)
+                total = added(total, _cloned(measured()))
             parts.append(total)
         for name in parts[0]:
             whole = torch.cat([part[name] for part in parts], dim=1)
@@ -273,7 +278,7 @@ class StackedEngine:
     # --- results ----------------------------------------------------------------------------------
 
     def server_state(self, seed: int) -> Tensors:
-        return {name: t[seed] for name, t in self.server.items()}
+        return map_entries(itemgetter(seed), self.server)
 
     def snapshot(self) -> Tensors:
         return (
@@ -291,7 +296,7 @@ class StackedEngine:
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
-        state = {name: t[seed, client] for name, t in self.state.items()}
+        state = map_entries(itemgetter((seed, client)), self.state)
         data = ClientData(client, self.federations[seed], self.samples, self.method.config)
         task = max(self.learned[seed, client], 0)
         return client_predictor(self.protocols[""], state, self.server_state(seed), task, data)
@@ -300,11 +305,11 @@ class StackedEngine:
 
     def _planned(self, g: int) -> RoundPlan:
         """The plan of a round, made while the round before was trained."""
-        ahead = self._next
-        plan = ahead[1].result() if ahead is not None and ahead[0] == g else self._plan(g)
+        plan = self._next.pop(g, None) or self._ahead.submit(self._plan, g)
+        self._next.clear()
         if g + 1 < len(self.steps):
-            self._next = (g + 1, self._ahead.submit(self._plan, g + 1))
-        return plan
+            self._next[g + 1] = self._ahead.submit(self._plan, g + 1)
+        return plan.result()
 
     def _plan(self, g: int) -> RoundPlan:
         works = each(lambda plan: plan.round(g), self.plans)
@@ -356,11 +361,13 @@ def _row(s: int, k: int, work: Round, numbers: dict[str, float], seconds: float)
 
 
 def _last_round(plan: Plan, ended: int | None) -> Round | None:
-    return None if ended is None else plan.last_round(ended)
+    if ended is None:
+        return None
+    return plan.last_round(ended)
 
 
 def _of_group(grid: Grid, group: slice) -> Grid:
-    return [row[group] for row in grid]
+    return list(map(itemgetter(group), grid))
 
 
 def _stacked(parts: Sequence[Tensors]) -> Tensors:
@@ -371,7 +378,7 @@ def _stacked(parts: Sequence[Tensors]) -> Tensors:
 
 
 def _cloned(tensors: Tensors) -> Tensors:
-    return {name: t.clone() for name, t in tensors.items()}
+    return map_entries(torch.clone, tensors)
 
 
 def _copy(into: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> None:
@@ -387,4 +394,6 @@ def _where(flags: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 def _column(sizes: Tensor) -> Tensor:
     """One number per seed, or one for all, to broadcast against numbers of [seed, client]."""
-    return sizes[:, None] if sizes.ndim else sizes
+    if sizes.ndim == 0:
+        return sizes
+    return sizes[:, None]

@@ -29,7 +29,7 @@ from fedmes.engines.stacked.lanes import Clients, over
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Plan
-from fedmes.tensors import Tensors, added, widened
+from fedmes.tensors import Tensors, added, map_entries, widened
 
 Piece = tuple[int, Ints]  # some test samples of one task: its index, rows of the data set
 
@@ -107,7 +107,9 @@ def _of_ended(group: Group, samples: Callable[[Plan, int], Ints]) -> Grid:
     """Sample numbers of the clients that have ended a task, none of the others."""
 
     def chosen(plan: Plan, task: int | None) -> Ints:
-        return NO_SAMPLES if task is None else samples(plan, task)
+        if task is None:
+            return NO_SAMPLES
+        return samples(plan, task)
 
     return each(chosen, group.plans, group.ended)
 
@@ -158,7 +160,7 @@ def _right(
     """One client: right predictions by kind, for each scope and task id (-1: none is given); and
     how many predictions are not numbers."""
     p = vmap(method.predict, in_dims=(None, None, 0, 0, None))(predictor, x, scopes, task_ids, ctx)
-    right = {kind: (is_right(q, y) * mask).sum(-1) for kind, q in p.items()}
+    right = map_entries(lambda q: (is_right(q, y) * mask).sum(-1), p)
     return right | {"undefined": (undefined(p["acc"]) * mask).sum(-1)}
 
 
@@ -175,7 +177,9 @@ def _test_pieces(plan: Plan, ended: int | None) -> list[Piece]:
 
 def _piece(j: int, pieces: list[Piece]) -> Piece:
     """The j-th piece; an empty one for a client that has fewer."""
-    return pieces[j] if j < len(pieces) else (0, NO_SAMPLES)
+    if j >= len(pieces):
+        return 0, NO_SAMPLES
+    return pieces[j]
 
 
 def _accuracy(
@@ -186,6 +190,6 @@ def _accuracy(
     counts = np.full((ended + 1, len(kinds), 2), np.nan)
     for (task, _), piece in zip(pieces, right, strict=False):
         counts[task] = np.nan_to_num(counts[task]) + piece
-    sizes = np.array([len(rows) for rows in plan.test[: ended + 1]])
+    sizes = np.array(list(map(len, plan.test[: ended + 1])))
     accuracy = counts / sizes[:, None, None]
     return {kind: list(map(tuple, accuracy[:, i].tolist())) for i, kind in enumerate(kinds)}

@@ -11,6 +11,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import chain
+from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -23,7 +26,7 @@ from fedmes.common.keyed_random import Ints
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import Batches, Grid, Numbers, each
 from fedmes.methods.base import ClientContext, Method
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, map_entries
 
 AXES = {"c": 0, "s": None}
 
@@ -31,7 +34,7 @@ AXES = {"c": 0, "s": None}
 def over(function: Callable[..., Any], axes: str) -> Callable[..., Any]:
     """A client's function mapped over [seed, client]. `axes` has a letter per argument: c, one for
     each client; s, shared by the clients of a seed."""
-    in_dims = tuple(AXES[axis] for axis in axes)
+    in_dims = tuple(map(AXES.get, axes))
     return vmap(vmap(function, in_dims=in_dims))
 
 
@@ -45,8 +48,10 @@ class Clients(NamedTuple):
 
     def part(self, group: slice) -> Clients:
         """Views of some clients."""
-        state = {name: t[:, group] for name, t in self.state.items()}
-        return Clients(state, self.server, ClientContext(*(t[:, group] for t in self.ctx)))
+        own = itemgetter((slice(None), group))
+        return Clients(
+            map_entries(own, self.state), self.server, ClientContext(*map(own, self.ctx))
+        )
 
 
 class Tables(NamedTuple):
@@ -95,7 +100,7 @@ class Layout(NamedTuple):
 
 def lay_out(plans: Grid, lanes: int, together: int) -> Layout:
     """For so many clients of each seed that fit in memory together."""
-    all_plans = [plan for row in plans for plan in row]
+    all_plans = list(chain.from_iterable(plans))
     rounds = range(max(len(plan.position) for plan in all_plans))
     shared = []
     for g in rounds:
@@ -123,7 +128,7 @@ def plan_lane(works: Grid, plans: Grid, steps: Ints, widths: Widths, pin: bool) 
     """A lane's part of a round, for steps[seed, client]; clients of other lanes have none."""
     table = timetable.make(steps, widths.slots)
     tables = widths.empty_tables(table.length, pin)
-    rows, task, memory_rows, memory_task, epoch, key = (t.numpy() for t in tables)
+    rows, task, memory_rows, memory_task, epoch, key = map(Tensor.numpy, tables)
     for s, k in np.argwhere(steps > 0).tolist():
         work = works[s][k]
         plan = plans[s][k]
@@ -153,8 +158,9 @@ class Lane:
         self.batches = batches
         self.clients = clients
         self.server = clients.server
-        self.slots: Tensors = {name: _slots(t, widths) for name, t in clients.state.items()}
-        self.slot_ctx = ClientContext(*(_slots(t, widths) for t in clients.ctx))
+        room = partial(_slots, widths)
+        self.slots = map_entries(room, clients.state)
+        self.slot_ctx = ClientContext(*map(room, clients.ctx))
         tables = widths.empty_tables(longest, pin=False)
         self.tables = Tables(*(t.to(batches.device) for t in tables))
         self.planned = self.tables  # the same as the host has them
@@ -188,7 +194,9 @@ class Lane:
         warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
         cuda = self.clock.device.type == "cuda"
         # C++ around the kernels releases Python's lock, so that lanes on a CPU run in parallel.
-        options: dict[str, Any] = _repeatable() if cuda else {"cpp_wrapper": True}
+        options: dict[str, Any] = {"cpp_wrapper": True}
+        if cuda:
+            options = _repeatable()
         step: Callable[[], object] = torch.compile(
             with_own_code(self.step), fullgraph=True, dynamic=False, options=options
         )
@@ -199,7 +207,9 @@ class Lane:
             for _ in range(3):
                 self.clock.zero_()
                 step()
-        self.advance = self._recorded(step) if cuda else step
+        if cuda:
+            step = self._recorded(step)
+        self.advance = step
 
     def _recorded(self, step: Callable[[], object]) -> Callable[[], object]:
         """A step that a GPU replays from a CUDA graph."""
@@ -261,7 +271,7 @@ class Lane:
         return self._made_views[key]
 
 
-def _slots(t: Tensor, widths: Widths) -> Tensor:
+def _slots(widths: Widths, t: Tensor) -> Tensor:
     """Room for an entry of the clients in each slot."""
     return torch.zeros(widths.seeds, widths.slots, *t.shape[2:], dtype=t.dtype, device=t.device)
 
