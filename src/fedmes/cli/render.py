@@ -90,13 +90,17 @@ def _footer(result: Result) -> list[Text]:
         share = f"{result.left_out} of {len(result.rounds)} updates"
         lines.append(f"left out: {share} ({said}); rounds.csv says whose")
     lines += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
-    notes = result.further_notes
-    lines += [f"note: {note}" for note in notes[:3]]
-    if len(notes) > 3:
-        lines.append(f"note: {len(notes) - 3} more such notes in result.json")
+    lines += _notes(result.further_notes)
     if result.directory is not None:
         lines.append(f"result: {result.directory}")
     return list(map(_printable, lines))
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    lines = [f"note: {note}" for note in notes[:3]]
+    if len(notes) > 3:
+        lines.append(f"note: {len(notes) - 3} more such notes in result.json")
+    return lines
 
 
 def _memory(result: Result) -> str:
@@ -113,16 +117,19 @@ def _memory(result: Result) -> str:
 
 def comparison(results: Sequence[Result], width: int) -> RenderableType:
     """One row a method and way of predicting; the best of each column is bold. Two tables where one
-    is too wide."""
+    is too wide; below, the notes that all results share."""
     needed = 105
     if any(result.reused for result in results):
         needed = 113
+    shared = [note for note in results[0].notes if all(note in result.notes for result in results)]
+    notes = [_printable(line) for line in _notes(shared)]
     if width >= needed:
-        return _compared(results, list(SHORT_SCORES), costs=True)
+        return Group(_compared(results, list(SHORT_SCORES), costs=True), *notes)
     return Group(
         _compared(results, ["oblivious"], costs=True),
         Text(),
         _compared(results, ["masked"], costs=False),
+        *notes,
     )
 
 

@@ -77,7 +77,8 @@ def prepare(
     streams = open_streams(config, source)
     given = makers(config, given, model_name(config, source.dataset.shape))
     as_read = source.dataset
-    source = replace(source, dataset=for_network(as_read, given["model"]))
+    seen = pretrained.with_unfair_note(as_read, config, given["model"])
+    source = replace(source, dataset=for_network(seen, given["model"]))
     facts, samples = _facts(config, source, streams, given)
     resolved, method, initial = resolve(config, facts, given)
     federations = _federations(resolved, method, source, streams, initial, facts.views)

@@ -75,6 +75,7 @@ class Pretrained(nn.Module):
     once for every image. `features` takes these outputs. Batch normalisation is always frozen.
     """
 
+    knows_imagenet = False  # its published weights were trained on those classes
     input_size: int | None = None  # pixels per side, if photographs are to be read at that size
     plain_pixels = True  # between 0 and 1: the network knows its own mean and standard deviation
 
@@ -129,6 +130,7 @@ class Lite0(Pretrained):
     """EfficientNet-Lite0 with weights from ImageNet: 1,280 features, made for phones."""
 
     input_size = 224
+    knows_imagenet = True
 
     def __init__(
         self,

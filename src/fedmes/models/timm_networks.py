@@ -65,6 +65,7 @@ def maker(name: str) -> Callable[..., Pretrained]:
         return made
 
     make.input_size = timm.get_pretrained_cfg(short).input_size[-1]  # type: ignore[attr-defined]
+    make.knows_imagenet = True  # type: ignore[attr-defined]
     make.plain_pixels = True  # type: ignore[attr-defined]
     make.timm_name = short  # type: ignore[attr-defined]
     return make
