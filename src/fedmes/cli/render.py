@@ -121,7 +121,8 @@ def comparison(results: Sequence[Result], width: int) -> RenderableType:
     needed = 105
     if any(result.reused for result in results):
         needed = 113
-    shared = [note for note in results[0].notes if all(note in result.notes for result in results)]
+    everywhere = set.intersection(*(set(result.notes) for result in results))
+    shared = [note for note in results[0].notes if note in everywhere]
     notes = [_printable(line) for line in _notes(shared)]
     if width >= needed:
         return Group(_compared(results, list(SHORT_SCORES), costs=True), *notes)
