@@ -50,6 +50,21 @@ def test_only_adapters_are_trained():
     assert all(name.split(".")[-2] in ("down", "up") for name in trained)
 
 
+def test_a_network_that_takes_weights_gets_adapted_ones():
+    """Attention of torch reads the weight of its last layer, and never calls it."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(6, 2, batch_first=True).double()
+    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    before, _ = attention(x, x, x)
+    assert adapt(attention, rank=2) == 1
+    attention.double()
+    torch.testing.assert_close(attention(x, x, x)[0], before)
+    moved(attention)
+    after, _ = attention(x, x, x)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(merge(attention)(x, x, x)[0], after)
+
+
 def test_a_merged_network_computes_the_same():
     torch.manual_seed(0)
     body = EfficientNetLite0().eval().double()

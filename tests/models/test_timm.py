@@ -11,18 +11,13 @@ from fedmes.errors import UserError
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
 from fedmes.models.timm_networks import maker
+from helpers.torchvision_operators import declared
 
 
 @pytest.fixture(autouse=True, scope="module")
 def timm():
-    """torchvision's wheels need a torch with CUDA to load their operators; timm needs none of them,
-    but torchvision cannot be imported where they are not even declared."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    yield pytest.importorskip("timm")
-    del library
+    with declared():
+        yield pytest.importorskip("timm")
 
 
 def trained(module):

@@ -39,11 +39,20 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) + self.up(self.down(x))
 
+    @property
+    def weight(self) -> Tensor:
+        """Of one layer that computes the same; some networks take it and do not call the layer."""
+        change = self.up.weight.flatten(1) @ self.down.weight.flatten(1)
+        return self.layer.weight + change.reshape(self.layer.weight.shape)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.layer.bias
+
     def merged(self) -> nn.Module:
         """One layer that computes the same."""
         layer = copy.deepcopy(self.layer)
-        change = self.up.weight.flatten(1) @ self.down.weight.flatten(1)
-        layer.weight = nn.Parameter(layer.weight + change.reshape(layer.weight.shape))
+        layer.weight = nn.Parameter(self.weight)
         return layer
 
 
