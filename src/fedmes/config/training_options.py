@@ -109,6 +109,13 @@ class Memory(Section):
         "fewer.",
         unset="`batch`",
     )
+    keep: Literal["images", "features"] = option(
+        "images",
+        "what a client directory stores of the memory ([what each "
+        "leaks](privacy.md#what-the-memory-leaks)). `images`: the samples themselves; `features`: "
+        "what the frozen front of a pretrained network makes of them.",
+        role="output",
+    )
     policy: Literal["fifo", "reservoir", "balanced", "ring"] | None = option(
         None,
         "which samples the memory keeps. `fifo` drops the oldest; `reservoir` keeps every sample "

@@ -11,6 +11,7 @@ import torch
 from fedmes.common.text import size
 from fedmes.engines.client_data import ClientData
 from fedmes.errors import UserError
+from fedmes.experiment.features import not_stored
 from fedmes.experiment.prepare import Prepared
 from fedmes.results import checkpoint
 from fedmes.tensors import Tensors, cast, pick
@@ -54,8 +55,11 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
     if config.output.models == "all":
         no_samples = data.batch(data.plan.memory[0], 0)
         predictor = pick(method.build_predictor(client, server, no_samples), "w")
-        image = prepared.source.dataset.x[:1].nbytes
-        memories = sum(min(plan.capacity, plan.count) for plan in plans) * image
+        frozen = not_stored(method, samples, federations[0].normalisation)
+        one = prepared.source.dataset.x[:1]
+        if frozen.outputs is not None:
+            one = frozen.outputs(data.plan.rows[:1])
+        memories = sum(min(plan.capacity, plan.count) for plan in plans) * one.nbytes
         results += len(plans) * _bytes(predictor) + memories
         results += len(federations) * (_bytes(initial) + _bytes(pick(server, "w")))
     states = len(plans) * _bytes(client) + len(federations) * _bytes(server)

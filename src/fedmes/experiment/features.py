@@ -15,17 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmes.common import limits
+from fedmes.common.keyed_random import Ints
 from fedmes.common.text import size
 from fedmes.config.options import Config
 from fedmes.data.catalog import data_root
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.engines.capacity import free_bytes
-from fedmes.engines.client_data import Samples
+from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.errors import UserError
 from fedmes.experiment.resolve import DataFacts, Make, build_method, build_net, model_name
 from fedmes.methods.base import Method
 from fedmes.models.features import AS_IT_IS, Views, front_outputs
+from fedmes.results import client_dir
 from fedmes.scenario.stream import Stream
 
 FEW = 3  # samples to try a network with
@@ -78,7 +80,7 @@ def front_features(
     if getattr(given["model"], "plain_pixels", False):
         net = build_net(config, given["model"], name, facts, config.seeds[0])
         front = net.front
-    if front is None or not list(front.parameters()):
+    if front is None:
         if moves:
             raise UserError(
                 f"model.views: model {name} has no frozen front that images could pass beforehand"
@@ -126,6 +128,29 @@ def with_views(dataset: Dataset, count: int) -> Dataset:
     if source is not None:
         source = np.tile(source, count)
     return replace(dataset, y=np.tile(dataset.y, count), source=source)
+
+
+def not_stored(
+    method: Method, samples: Samples, normalisation: Normalisation | None
+) -> client_dir.Frozen:
+    """What a client directory leaves out: frozen parameters, and with `memory.keep=features` also
+    images."""
+    net = method.net
+    if method.config.memory.keep == "images":
+        return client_dir.Frozen(net.frozen_sha256)
+
+    @torch.no_grad()
+    def outputs(rows: Ints) -> NDArray[Any]:
+        chosen = torch.from_numpy(rows).to(samples.device)
+        if net.front is None:  # samples have passed it
+            return samples.stored(chosen).cpu().numpy()
+        found = []
+        for part in chosen.split(CHUNK):
+            x = samples.take(part, samples.scale(normalisation))
+            found.append(net.front(x.to(net.compute or x.dtype)).to(x.dtype))
+        return torch.cat(found).cpu().numpy()
+
+    return client_dir.Frozen(net.frozen_sha256, outputs)
 
 
 def placed(features: NDArray[Any], config: Config) -> Tensor:

@@ -54,6 +54,11 @@ def resolve(
     nets = [build_net(config, make_model, name, facts, seed) for seed in config.seeds]
     if len({net.frozen_sha256 for net in nets}) > 1:
         raise UserError(f"model {name}: frozen parameters must be the same for every seed")
+    if config.memory.keep == "features" and nets[0].front is None:
+        raise UserError(
+            f"memory.keep=features: model {name} has no frozen front whose outputs could be stored "
+            "(docs/pretrained.md)"
+        )
     if facts.few_features is not None:
         nets[0].without_front(facts.few_features)
     decided = {

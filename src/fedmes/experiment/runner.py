@@ -19,6 +19,7 @@ from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
+from fedmes.experiment.features import not_stored
 from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse, stale
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
@@ -304,8 +305,8 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
             if (predictor := engine.predictor(s, k)) is None:
                 continue  # only its site has it
             about = config, prepared.source.dataset, federation.normalisation, plan, predictor
-            frozen = prepared.method.net.frozen_sha256
-            client_dir.save_client(folder / f"client{k}", *about, frozen_sha256=frozen)
+            frozen = not_stored(prepared.method, prepared.samples, federation.normalisation)
+            client_dir.save_client(folder / f"client{k}", *about, frozen=frozen)
 
 
 def _write_protocols(

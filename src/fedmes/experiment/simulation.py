@@ -17,6 +17,7 @@ from fedmes.engines.client_data import ClientData
 from fedmes.engines.flower.client import Node, client_app
 from fedmes.engines.flower.engine import FlowerEngine
 from fedmes.engines.flower.site import SiteClient
+from fedmes.experiment.features import not_stored
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.results import client_dir
 from fedmes.tensors import Tensors, cast
@@ -55,8 +56,8 @@ def _site_client(
 
     def save(predictor: Tensors, position: int) -> None:
         about = config, dataset, federation.normalisation, site.plan, predictor
-        frozen = prepared.method.net.frozen_sha256
-        client_dir.save_client(directory, *about, frozen_sha256=frozen, position=position)
+        frozen = not_stored(prepared.method, samples, federation.normalisation)
+        client_dir.save_client(directory, *about, frozen=frozen, position=position)
 
     return SiteClient(name, directory, prepared.method, initial, site, save, scheduled=scheduled)
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -148,9 +148,12 @@ class Net:
 
     @property
     def front(self) -> nn.Module | None:
-        """What comes before `features` and is never trained, if the module names such a part."""
+        """What comes before `features` and is never trained, if the module names such a part and
+        it has weights."""
         module: Any = self.parts.module
-        return module.front if self.parts.has_front else None
+        if not self.parts.has_front or not list(module.front.parameters()):
+            return None
+        return cast(nn.Module, module.front)
 
     def without_front(self, samples: Tensor) -> Net:
         """The same network for samples that have passed the front already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedmes.common import keyed_random
 from fedmes.data.dataset import Dataset
 from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError
 from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.models import networks
-from fedmes.models.functional import Net
 from fedmes.prediction import inputs, makers
 from fedmes.prediction.inputs import Item
+from fedmes.prediction.network import Plain, split_front, stored_network
 from fedmes.results import client_dir
+from fedmes.results.client_about import About
 from fedmes.tensors import Tensors, put
 
 Floats = NDArray[np.floating[Any]]
@@ -119,21 +119,24 @@ class Client:
         self.voters = stored.voters
         self.tasks = stored.tasks
         self.normalisation = stored.normalisation
+        self._weights = stored.weights
         self._dtype = next(iter(stored.weights.values())).dtype
         self._ctx = _context(about, self._dtype)
         self._task_classes = (
             self._ctx.blocks if self.config.eval.task_classes == "all" else self._ctx.classes
         )
         self._learned = _learned(about)
+        self._front = split_front(method.net, about)
         with torch.no_grad():
             self._predictor = (
                 put("w", stored.weights)
                 | method.embed_memory(stored.weights, self._store())
                 | stored.beside
             )
-            nothing = np.zeros((1, *self.voters.x.shape[1:]), self.voters.x.dtype)
+            kind = "uint8" if self._front is not None else self.voters.x.dtype
+            nothing = np.zeros((1, *about.sample), kind)
             # whatever does not fit fails now
-            self._explain(self._normalised(nothing, np.zeros(1, np.int64)), -1)
+            self._explain(self._seen(nothing, np.zeros(1, np.int64)), -1)
 
     def as_dict(self) -> dict[str, Any]:
         """A description of the client."""
@@ -148,6 +151,11 @@ class Client:
             "theta": None if theta is None else float(theta),
             "memory": len(self.tasks),
         }
+
+    @property
+    def keeps_images(self) -> bool:
+        """Does the memory hold samples, and not only what a frozen front made of them?"""
+        return self._front is None
 
     @property
     def sources(self) -> int:
@@ -178,7 +186,7 @@ class Client:
         with torch.no_grad():
             for start in range(0, len(samples), CHUNK):
                 part = samples[start : start + CHUNK]
-                x = self._normalised(part, np.full(len(part), source or 0))
+                x = self._seen(part, np.full(len(part), source or 0))
                 for name, values in self._explain(x, position).items():
                     parts[name].append(values)
         found = {name: torch.cat(values) for name, values in parts.items()}
@@ -195,6 +203,12 @@ class Client:
             index=found.get("index", none.long()).numpy(),
             distance=found.get("distance", none).numpy(),
         )
+
+    def network(self, source: int = 0) -> nn.Module:
+        """The network alone as a plain module: pixels between 0 and 1, [B, C, H, W], or vectors, to
+        the scores of all classes. Adapters are merged into their layers. `source`: index of the
+        samples' data set."""
+        return Plain(self.method.net, self._weights, self.normalisation, source)
 
     def _refuse_unlearned(self, task: int | None) -> None:
         """Untrained weights also give an answer, which looks as certain as any."""
@@ -223,6 +237,11 @@ class Client:
         samples = Samples(dataset, torch.device("cpu"), self._dtype)
         return samples.take(torch.arange(len(x)), samples.scale(self.normalisation))
 
+    def _seen(self, x: NDArray[Any], source: NDArray[np.int64]) -> Tensor:
+        """Samples as the method sees them: normalised, or features like those of the memory."""
+        samples = self._normalised(x, source)
+        return samples if self._front is None else self._front(samples)
+
     def _scope(self, position: int) -> Tensor:
         return self._ctx.seen if position < 0 else self._task_classes[position]
 
@@ -236,7 +255,10 @@ class Client:
         source = self.voters.source
         if source is None:
             source = np.zeros(len(y), np.int64)
-        x = self._normalised(self.voters.x, source)
+        if self.keeps_images:
+            x = self._normalised(self.voters.x, source)
+        else:
+            x = torch.from_numpy(self.voters.x).to(self._dtype)
         return Batch(
             x,
             y,
@@ -264,7 +286,7 @@ def load_client(
     make_method = makers.method(config.method, method, directory)
     built_in = model is None and config.model.name in networks.MODELS
     try:
-        net = _network(make_model, stored, check_first=built_in)
+        net = stored_network(make_model, stored, check_first=built_in)
         dtype = next(iter(stored.weights.values())).dtype
         return Client(stored, make_method(net.to(torch.device("cpu"), dtype), config))
     except UserError as error:
@@ -277,69 +299,7 @@ def load_client(
         ) from error
 
 
-def _network(
-    make_model: Callable[..., nn.Module], stored: client_dir.Stored, check_first: bool
-) -> Net:
-    """The client's network, with the stored weights' sizes.
-
-    `check_first`: compare sizes before memory of that size is taken.
-    """
-    config = stored.config
-    about = stored.about
-    shape = tuple(about.shape)
-    classes = len(about.class_names)
-    samples = None
-    if stored.voters.x.dtype == np.int64:
-        samples = torch.from_numpy(np.resize(stored.voters.x, (3, *shape)))
-    start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
-    name = config.model.name
-    options = networks.options(config)
-    if check_first:
-        outline = networks.outline(make_model, name, shape, classes, options)
-        _compare(_trained(outline, about), stored)
-    module = networks.build(make_model, name, shape, classes, start, samples, **options)
-    _trained(module, about)
-    net = Net(module, shape, classes, samples)
-    _compare(net.initial, stored)
-    if net.frozen_sha256 != about.frozen_sha256:
-        raise UserError(
-            f"the frozen parameters of model {config.model.name} are not those "
-            "that this client was trained with "
-            f"(SHA-256 {about.frozen_sha256}, here {net.frozen_sha256})"
-        )
-    return net
-
-
-def _trained(module: nn.Module, about: client_dir.About) -> dict[str, nn.Parameter]:
-    """The parameters that the client has by itself: all, where no frozen ones are known."""
-    if about.frozen_sha256 is None:
-        module.requires_grad_(True)
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def _compare(params: Mapping[str, Tensor], stored: client_dir.Stored) -> None:
-    """Are the stored weights those of the network? FedWeIT has them once for each task."""
-    here = {name: tuple(p.shape) for name, p in params.items()}
-    there = {name: tuple(t.shape) for name, t in stored.weights.items()}
-    by_task = {name: (stored.config.tasks, *shape) for name, shape in here.items()}
-    if there not in (here, by_task):
-        odd = next(iter(here))
-        for name in here | there:
-            if here.get(name) != there.get(name) != by_task.get(name):
-                odd = name
-                break
-        raise UserError(
-            f"model.safetensors has {there.get(odd, 'no')} values of {odd}, "
-            f"model {stored.config.model.name} has {here.get(odd, 'none')}"
-        )
-    kinds = {t.dtype for t in stored.weights.values()}
-    if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
-        raise UserError(
-            f"model.safetensors has values of type {', '.join(sorted(map(str, kinds)))}"
-        )
-
-
-def _context(about: client_dir.About, dtype: torch.dtype) -> ClientContext:
+def _context(about: About, dtype: torch.dtype) -> ClientContext:
     def table(rows: list[list[int]]) -> Tensor:
         marks = torch.zeros(len(rows), len(about.class_names), dtype=torch.bool)
         for mine, labels in zip(marks, rows, strict=True):
@@ -354,7 +314,7 @@ def _context(about: client_dir.About, dtype: torch.dtype) -> ClientContext:
     )
 
 
-def _learned(about: client_dir.About) -> list[int]:
+def _learned(about: About) -> list[int]:
     if about.learned is not None:
         return about.learned
     if not about.tasks_learned:

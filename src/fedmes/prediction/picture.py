@@ -76,7 +76,10 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
         for i, near in enumerate(prediction.neighbours[:NEIGHBOURS]):
             left = LEFT + i * STEP
             colour = SAME if near.label == prediction.label else OTHER
-            _image(ax, client.voters.x[near.index], left, top)
+            if client.keeps_images:
+                _image(ax, client.voters.x[near.index], left, top)
+            else:
+                _words(ax, left + 0.08, top + 0.5, "features only", FAINT)
             ax.add_patch(Rectangle((left, top), 1, 1, fill=False, edgecolor=colour, linewidth=2))
             _words(ax, left, top + 1.12, _short(f"{near.label} ({near.task})", 14), colour)
             _words(ax, left, top + 1.3, f"{near.distance:.3g}", FAINT)

@@ -3,7 +3,8 @@
 | file | holds |
 |---|---|
 | `model.safetensors` | the parameters: entries `w.*` of what `build_predictor` returned |
-| `memory.npz` | the memory: samples `x`, labels `y`, task indices `task`, `source` of mixed data |
+| `memory.npz` | the memory: samples `x`, labels `y`, task indices `task`, `source` of mixed data; |
+|  | with `memory.keep=features`, `features` in place of `x` |
 | `voters.npz` | the same of the samples that vote, where these are others (`knn.memory=before`) |
 | `predictor.npz` | the other entries, without `store.*`, which is computed from the samples |
 | `client.json` | everything else, see `About` |
@@ -14,18 +15,16 @@ Reading runs no code, and checks sizes before anything of that size is made.
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -33,98 +32,14 @@ from fedmes.common.files import replace_private, sync
 from fedmes.common.keyed_random import Ints
 from fedmes.common.npz import Header, read_arrays, read_headers
 from fedmes.config.options import Config
-from fedmes.config.section import Count, Positive
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.errors import UserError
+from fedmes.results.client_about import About, Statistics
 from fedmes.scenario.plan import Plan
 from fedmes.tensors import Tensors, map_entries, pick
 
 FORMAT = 2  # 1 had no such number, and could not predict
 TEXT_LIMIT = 1 << 25  # bytes of client.json
-SAMPLE_LIMIT = 1 << 26  # values of one sample
-BLOCKS_LIMIT = 1 << 28  # tasks x classes
-
-Numbers = Annotated[list[Annotated[float, Field(allow_inf_nan=False)]], Field(min_length=1)]
-
-
-class Statistics(BaseModel):
-    """Per channel; of several data sets with their own normalisation, per data set and channel."""
-
-    mean: Numbers | list[Numbers]
-    std: Numbers | list[Numbers]
-
-
-class About(BaseModel):
-    """The content of `client.json`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    format: Literal[2]
-    client: str
-    benchmark: str
-    method: str
-    model: dict[str, Any]
-    # what the network sees: [C, H, W] or [D]
-    shape: Annotated[list[Positive], Field(min_length=1, max_length=3)]
-    class_names: Annotated[list[str], Field(min_length=1)]
-    seen: list[Count]  # class ids that the client has met: the candidates without a task id
-    blocks: list[list[Count]]  # class ids of each task
-    # and those of them that the client has; None in old files
-    classes: list[list[Count]] | None = None
-    tasks_learned: Count
-    learned: list[Count] | None = None  # which these are; None in old files: all up to the last
-    position: Count  # index of the task learned last
-    memory_size: Count
-    normalisation: Statistics | None  # None: samples are floats or integers, taken as they are
-    # of the parameters that were not trained, which are not stored here either
-    frozen_sha256: str | None = None
-    knn: dict[str, Any] | None = None  # only where a memory votes
-    config: dict[str, Any]
-
-    @model_validator(mode="after")
-    def _fits(self) -> About:
-        classes = len(self.class_names)
-        if len(set(self.class_names)) < classes:
-            raise ValueError("class_names: a name is there twice")
-        if len(self.shape) == 2 or math.prod(self.shape) > SAMPLE_LIMIT:
-            raise ValueError(
-                f"shape: {self.shape} is no [C, H, W] or [D] of at most {SAMPLE_LIMIT} values"
-            )
-        if len(self.blocks) * classes > BLOCKS_LIMIT:
-            raise ValueError("blocks: too many tasks and classes")
-        if self.classes is not None and len(self.classes) != len(self.blocks):
-            raise ValueError(
-                f"classes: of {len(self.classes)} tasks, blocks are of {len(self.blocks)}"
-            )
-        ids = itertools.chain(self.seen, *self.blocks, *(self.classes or ()))
-        if max(ids, default=0) >= classes:
-            raise ValueError(f"seen, blocks and classes: class ids are below {classes}")
-        if self.position >= len(self.blocks):
-            raise ValueError(f"position: {self.position} with {len(self.blocks)} tasks")
-        if max(self.learned or (), default=0) > self.position:
-            raise ValueError(
-                f"learned: {self.learned}, where the last task learned is {self.position}"
-            )
-        return self
-
-    def statistics(self) -> Normalisation | None:
-        """The normalisation, if it fits the samples; else a ValueError."""
-        if self.normalisation is None:
-            return None
-        mean = _per_source(self.normalisation.mean)
-        std = _per_source(self.normalisation.std)
-        channels = self.shape[0]
-        fits = {len(values) for values in mean + std} == {channels} and len(mean) == len(std)
-        if not fits or min(map(min, std)) <= 0:
-            raise ValueError(f"normalisation: does not fit samples of {channels} channels")
-        return Normalisation(mean, std)
-
-
-def _per_source(values: Any) -> tuple[tuple[float, ...], ...]:
-    """Statistics of one or several sources, as they are in the file, by source."""
-    if not isinstance(values[0], list):
-        values = [values]
-    return tuple(map(tuple, values))
 
 
 @dataclass(frozen=True)
@@ -139,6 +54,18 @@ class Stored:
     voters: Dataset  # the samples that vote; without a vote, the memory
     tasks: Ints  # the task of each of them
 
+
+@dataclass(frozen=True)
+class Frozen:
+    """What a client has in common with all others, and its directory does not store."""
+
+    sha256: str | None = None  # of the parameters that are not trained
+    # What their front makes of rows of the data set, to be stored in place of samples; None: the
+    # samples are stored.
+    outputs: Callable[[Ints], NDArray[Any]] | None = None
+
+
+STORED_WHOLE = Frozen()
 
 # --- writing --------------------------------------------------------------------------------------
 
@@ -157,13 +84,12 @@ def save_client(
     plan: Plan,
     predictor: Tensors,
     *,
-    frozen_sha256: str | None = None,
+    frozen: Frozen = STORED_WHOLE,
     position: int | None = None,
 ) -> None:
     """Each file appears whole or not at all, `client.json` last.
 
-    `frozen_sha256`: of the network (`Net`); `position`: index of the task learned last, default:
-    the last one there is.
+    `position`: index of the task learned last, default: the last one there is.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)  # what a client remembers is private
@@ -173,16 +99,21 @@ def save_client(
     last = max(learned, default=0)
 
     save_model(directory / "model.safetensors", predictor)
-    _save_samples(directory / "memory.npz", dataset, plan, plan.memory_after[last])
+    memory = _samples(dataset, plan, plan.memory_after[last], frozen)
+    _save_arrays(directory / "memory.npz", memory)
     if "theta" in predictor and config.knn.memory == "before":
-        _save_samples(directory / "voters.npz", dataset, plan, plan.memory[last])
+        voters = _samples(dataset, plan, plan.memory[last], frozen)
+        _save_arrays(directory / "voters.npz", voters)
     beside = {}
     for name in sorted(predictor):
         if not name.startswith(("w.", "store.")):
             beside[name] = predictor[name].detach().cpu().numpy()
     _save_arrays(directory / "predictor.npz", beside)
-    about = _about(config, dataset, normalisation, plan, predictor, learned, frozen_sha256)
-    text = json.dumps(about.model_dump(), indent=2) + "\n"
+    about = _about(config, dataset, normalisation, plan, predictor, learned)
+    about |= {"frozen_sha256": frozen.sha256}
+    if "features" in memory:
+        about |= {"features": list(memory["features"].shape[1:])}
+    text = json.dumps(about, indent=2) + "\n"
     replace_private(directory / "client.json", text.encode())
     sync(directory)
 
@@ -194,13 +125,12 @@ def _about(
     plan: Plan,
     predictor: Tensors,
     learned: list[int],
-    frozen_sha256: str | None,
-) -> About:
+) -> dict[str, Any]:
     last = max(learned, default=0)
     knn = None
     if "theta" in predictor:
         knn = config.knn.model_dump() | {"theta": float(predictor["theta"])}
-    return About(
+    about = About(
         format=2,
         client=plan.name,
         benchmark=config.benchmark,
@@ -216,18 +146,25 @@ def _about(
         position=last,
         memory_size=plan.capacity,
         normalisation=_statistics(normalisation),
-        frozen_sha256=frozen_sha256,
         knn=knn,
         config=config.as_dict(),
     )
+    return about.model_dump()
 
 
-def _save_samples(path: Path, dataset: Dataset, plan: Plan, numbers: Ints) -> None:
+def _samples(
+    dataset: Dataset, plan: Plan, numbers: Ints, frozen: Frozen
+) -> dict[str, NDArray[Any]]:
     rows = plan.rows[numbers]
-    arrays = {"x": dataset.x[rows], "y": dataset.y[rows], "task": plan.task[numbers]}
+    arrays = {}
+    if frozen.outputs is None:
+        arrays["x"] = dataset.x[rows]
+    else:
+        arrays["features"] = frozen.outputs(rows)
+    arrays |= {"y": dataset.y[rows], "task": plan.task[numbers]}
     if dataset.source is not None:
         arrays["source"] = dataset.source[rows]
-    _save_arrays(path, arrays)
+    return arrays
 
 
 def _save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
@@ -320,21 +257,14 @@ def _read_samples(
     limits = {"y": len(about.class_names), "task": len(about.blocks)}
     if normalisation is not None and len(normalisation.mean) > 1:
         limits["source"] = len(normalisation.mean)
-    sample = tuple(about.shape)
-    if len(sample) == 3:
-        sample = (*sample[1:], sample[0])  # channels last
+    values = "x" if about.features is None else "features"
 
     def check(found: dict[str, Header]) -> None:
-        for name in ("x", *limits):
+        for name in (values, *limits):
             if name not in found:
                 raise ValueError(f"there is no array {name}")
         count = found["y"].shape[:1]
-        kind = "uint8"
-        if normalisation is None:
-            kind = "float32"
-            if found["x"].dtype == np.int64:
-                kind = "int64"
-        _check_header("x", found["x"], kind, count + sample)
+        _check_values(values, found[values], about, count)
         for name in limits:
             _check_header(name, found[name], "int64", count)
 
@@ -343,7 +273,22 @@ def _read_samples(
         if not ((arrays[name] >= 0) & (arrays[name] < limit)).all():
             raise UserError(f"{path}: {name} has values outside 0..{limit - 1}")
     names = tuple(about.class_names)
-    return Dataset(arrays["x"], arrays["y"], names, source=arrays.get("source")), arrays["task"]
+    return Dataset(arrays[values], arrays["y"], names, source=arrays.get("source")), arrays["task"]
+
+
+def _check_values(name: str, has: Header, about: About, count: tuple[int, ...]) -> None:
+    kind = "uint8"
+    if about.features is not None:
+        kind = "float32"
+        if has.dtype.kind == "f":
+            kind = has.dtype.name
+        _check_header(name, has, kind, (*count, *about.features))
+        return
+    if about.normalisation is None:
+        kind = "float32"
+        if has.dtype == np.int64:
+            kind = "int64"
+    _check_header(name, has, kind, (*count, *about.sample))
 
 
 def _check_header(name: str, has: Header, kind: str, shape: tuple[int, ...]) -> None:
