@@ -21,6 +21,7 @@ from fedmes.errors import FederationError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint, run_dir
+from helpers.lite0_files import write_weights
 from helpers.waiting import HANGS, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
@@ -37,12 +38,22 @@ def sites(tmp_path_factory):
     root = tmp_path_factory.mktemp("sites")
     folders = [root / f"site{k}" for k in range(2)]
     for k, folder in enumerate(folders):
-        site.create(folder, str(k), {"client": k})
+        weights = root / f"site{k}.pth"
+        site.create(folder, str(k), {"client": k, "weights": str(weights)})
+        write_weights(weights, 0)
     return folders
 
 
 @pytest.fixture(scope="module")
-def federation(sites, tmp_path_factory):
+def data_folder(tmp_path_factory):
+    """Of every process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDMES_DATA", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def federation(sites, data_folder, tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("federation") / "flower", sites) as running:
         yield running
         supervisor, ports = running.supervisor, running.ports()
@@ -63,6 +74,14 @@ def asked(tmp_path, method, name, **more):
     file.write_text(options.to_toml({}))
     want = runner.execute(prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
     return {"config": str(file), "out": str(tmp_path / "out")}, want
+
+
+def lite0(tmp_path):
+    """Of a pretrained network, each site has its own copy."""
+    return {
+        "model.name": "lite0", "model.width": None, "model.size": 32, "synthetic.channels": 3,
+        "model.weights": str(write_weights(tmp_path / "w.pth", 0)),
+    }  # fmt: skip
 
 
 def same(tmp_path, want, sites, name):
@@ -116,10 +135,11 @@ def strangers(federation, sites, tmp_path):
 
 
 def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp_path):
-    """A second run continues from the server's checkpoint, to the same bits; strangers are refused
-    meanwhile."""
+    """A second run continues from the server's checkpoint, to the same bits, with a backbone that
+    each site has from its own disk; strangers are refused meanwhile."""
     refused = dict(strangers(federation, sites, tmp_path))
-    run, want = asked(tmp_path, "fedweit", "first")
+    backbone = lite0(tmp_path) | {"model.train": "last:1"}  # FedWeIT needs more than a head
+    run, want = asked(tmp_path, "fedweit", "first", **backbone)
     federation.submit(**run)
     until_round(tmp_path / "out", 1)
     federation.supervisor.kill("superlink")
@@ -127,7 +147,9 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     assert rounds_done(tmp_path / "out") == 1  # or nothing was interrupted
     federation.start_superlink()
     assert federation.run(timeout=HANGS, **run) == "completed"
-    assert same(tmp_path, want, sites, "first").config.engine.name == "flower"
+    got = same(tmp_path, want, sites, "first")
+    assert got.config.engine.name == "flower"
+    assert got.made_from == want.made_from and len(got.made_from["frozen"]) == 64
     last = (tmp_path / "out/progress.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["rounds_done"] == 2
     stream = (federation.log / "run2.log").read_text()
@@ -164,3 +186,15 @@ def test_a_supernode_that_is_killed(federation, sites, tmp_path):
     memory = np.load(sites[1] / "second" / "memory.npz")
     assert {0, 2} <= set(memory["task"].tolist())  # of the first task too
     assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+
+
+def test_a_site_with_another_backbone_is_refused_before_training(federation, sites, tmp_path):
+    write_weights(sites[1].with_suffix(".pth"), 1)
+    run, want = asked(tmp_path, "fedavg", "third", **lite0(tmp_path), tasks=1)
+    assert federation.run(timeout=HANGS, **run) == "failed"
+    (line,) = (tmp_path / "out/progress.jsonl").read_text().splitlines()
+    error = json.loads(line)["error"]
+    assert error.startswith("1: model lite0: what is frozen has SHA-256 ")
+    assert " (weights site1.pth) at site 1, " in error
+    assert error.endswith(f"{want.made_from['frozen'][:12]} (weights w.pth) at the server")
+    assert not any((folder / "third/checkpoint").exists() for folder in sites)

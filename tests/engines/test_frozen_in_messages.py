@@ -148,17 +148,13 @@ def test_every_method_with_a_frozen_front_and_kept_features(method, tmp_path):
     agree(tmp_path, SMALL | frozen_front(method) | {"method": method})
 
 
+OFF = {"model.cache": "off"}
+ADAPTERS = {"model.train": "adapters", "model.rank": 1}
+CASES = [(method, network) for network in (OFF, ADAPTERS) for method in FEW]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", FEW)
-@pytest.mark.parametrize(
-    "network",
-    [
-        {"model.cache": "off"},
-        {"model.train": "adapters", "model.rank": 1},
-        {"model.train": "last:1"},
-    ],
-    ids=["no cache", "adapters", "last:1"],
-)
+@pytest.mark.parametrize(("method", "network"), [*CASES, ("fedmes", {"model.train": "last:1"})])
 def test_the_front_in_every_step_and_more_than_a_head(method, network, tmp_path):
     agree(tmp_path, SMALL | frozen_front(method) | network | {"method": method})
 
@@ -171,6 +167,7 @@ def test_a_module_with_requires_grad_false(method, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_lite0")
 def test_an_upload_of_lite0_is_its_head_alone(tmp_path):
     """In bytes: 2 clients, 2 tasks of a round, 4 classes, 1,280 features in double precision."""
     run = agree(tmp_path, TINY | {"method": "fedavg"})
