@@ -49,7 +49,9 @@ def options() -> dict[str, Option]:
 
 def role_of(key: str) -> Role:
     """What an option changes. Options of custom methods are not listed here."""
-    return options()[key].role if key in options() else "method"
+    if key not in options():
+        return "method"
+    return options()[key].role
 
 
 def _option(key: str, field: FieldInfo, role: Role) -> Option:

@@ -54,7 +54,7 @@ def page() -> str:
 
 
 def _row(option: Option) -> str:
-    flag = f"`{option.flag}`" if option.flag else ""
+    flag = option.flag and f"`{option.flag}`"
     meaning = option.description.replace("|", "\\|")
     return f"| `{option.key}` | {flag} | {option.default} | {meaning} |"
 

@@ -58,7 +58,7 @@ def _defaults(given: dict[str, Any]) -> Mapping[str, Any]:
     """What the benchmark, or custom data, brings along; paths in `given` become absolute."""
     data = given.get("data", {})
     if isinstance(more := data.get("more"), list):
-        data["more"] = [_absolute(path) for path in more]
+        data["more"] = list(map(_absolute, more))
     if path := data.get("path"):
         if given.get("benchmark") not in (None, "own-data"):
             raise UserError(
@@ -119,12 +119,11 @@ def _explain(
     a custom method."""
     first = error.errors()[0]
     # Members of a union appear in the location too; only identifiers are keys.
-    parts = [section] if section else []
-    for part in first["loc"][: 2 - len(parts)]:
-        if isinstance(part, str) and part.isidentifier():
-            parts.append(part)
-    key = ".".join(parts)
-    where = f" in {source}" if source else ""
+    parts = [*filter(None, [section]), *first["loc"]][:2]
+    key = ".".join(part for part in parts if isinstance(part, str) and part.isidentifier())
+    where = ""
+    if source:
+        where = f" in {source}"
     if first["type"] == "extra_forbidden":
         text = str(unknown("key", key, known or _siblings(key)))
         return UserError(text.replace("';", f"'{where};", 1))
@@ -133,9 +132,10 @@ def _explain(
         if each["loc"][:2] == first["loc"][:2]:
             reason = each["msg"].removeprefix("Value error, ")
             reasons.add(reason.replace("Input should be", "must be"))
-    value = first["input"]
-    shown = "" if isinstance(value, dict) else f", not {value!r}"
-    return UserError(f"{key}: {' or '.join(sorted(reasons))}{shown}{where}")
+    text = f"{key}: {' or '.join(sorted(reasons))}"
+    if not isinstance(first["input"], dict):
+        text += f", not {first['input']!r}"
+    return UserError(text + where)
 
 
 def _siblings(key: str) -> list[str]:

@@ -193,8 +193,8 @@ class Config(Section):
         found = {key: content[key] for key in unknown if isinstance(content[key], Mapping)}
         if not found or not plugins.is_custom("method", content.get("method")):
             return content
-        known = {key: content[key] for key in content if key not in found}
-        return known | {"custom": found}
+        known = content.keys() - found.keys()
+        return {key: content[key] for key in known} | {"custom": found}
 
     @field_validator("seeds")
     @classmethod
@@ -262,7 +262,10 @@ class Config(Section):
         plain: dict[str, Any] = {}
         tables: dict[str, Any] = {}
         for key, value in (self.as_dict() | {"versions": dict(versions)}).items():
-            (tables if isinstance(value, dict) else plain)[key] = value
+            if isinstance(value, dict):
+                tables[key] = value
+            else:
+                plain[key] = value
         lines = _toml_lines(plain)
         for name, table in tables.items():
             if body := _toml_lines(table):
@@ -294,11 +297,11 @@ def dotted(content: Mapping[str, Any]) -> dict[str, Any]:
 def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
     """Later values replace earlier ones, option by option."""
     for key, value in values.items():
-        plain = SECTIONS[key].plain if key in SECTIONS else None
-        if plain is not None and not isinstance(value, Mapping):
-            value = {plain: value}
+        section = SECTIONS.get(key, Section)
+        if section.plain is not None and not isinstance(value, Mapping):
+            value = {section.plain: value}
         if isinstance(value, Mapping):
-            value = SECTIONS[key].current(value) if key in SECTIONS else value
+            value = section.current(value)
             slot = into.setdefault(key, {})
             if not isinstance(slot, dict):
                 raise UserError(f"unknown key '{key}.{next(iter(value), '')}': {key} has no parts")
@@ -317,7 +320,9 @@ def current(content: Mapping[str, Any]) -> dict[str, Any]:
 def assign(into: dict[str, Any], key: str, value: Any) -> None:
     """Set one option by its dotted key."""
     section, dot, name = key.partition(".")
-    merge(into, {section: {name: value}} if dot else {section: value})
+    if dot:
+        value = {name: value}
+    merge(into, {section: value})
 
 
 def _toml_lines(table: Mapping[str, Any]) -> list[str]:

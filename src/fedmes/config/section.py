@@ -35,7 +35,9 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _former_names(cls, content: Any) -> Any:
-        return cls.current(content) if isinstance(content, Mapping) else content
+        if isinstance(content, Mapping):
+            return cls.current(content)
+        return content
 
     @classmethod
     def current(cls, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from fedmes import config as configuration
 from fedmes.common import keyed_random
+from fedmes.config.options import Config
 from fedmes.engines.base import Engine
 from fedmes.engines.devices import numerics
 from fedmes.engines.loop import LoopEngine
@@ -66,15 +68,16 @@ def measure(
 
 def _options(model: str, seeds: int, device: str, precision: str) -> dict[str, Any]:
     size, channels, classes = SHAPES[model]
-    quick = device == "cpu" and model != "mlp"  # a convolutional step takes a second there
-    return {
+    options = {"epochs": 10, "stream.frac": 50}
+    if device == "cpu" and model != "mlp":  # a convolutional step takes a second there
+        options = {"epochs": 1, "stream.frac": 8}
+    return options | {
         "benchmark": "synthetic",
         "method": "fedmes",
         "model": model,
         "clients": CLIENTS,
         "tasks": 10,
         "rounds": 3,
-        "epochs": 1 if quick else 10,
         "batch": 40,
         "memory": 150,
         "seeds": list(range(seeds)),
@@ -85,7 +88,6 @@ def _options(model: str, seeds: int, device: str, precision: str) -> dict[str, A
         "synthetic.train": 100,
         "synthetic.test": 1,
         "data.image_size": size,
-        "stream.frac": 8 if quick else 50,
     }
 
 
@@ -114,10 +116,16 @@ def _rate(engine: Engine, prepared: Prepared) -> float:
     """Steps per second in the fourth task, with a filled memory, after a round to warm up."""
     warm = 3 * prepared.config.rounds
     engine.round(warm)
-    rounds = [warm + 1] if prepared.config.epochs == 1 else [warm + 1, warm + 2]
-    plans = [plan for f in prepared.federations for plan in f.plans]
-    steps = sum(plan.steps(g) for plan in plans for g in rounds)
-    return steps / _timed(prepared.samples.device, lambda: [engine.round(g) for g in rounds])
+    rounds = _timed_rounds(prepared.config, warm)
+    steps = 0
+    for federation, g in product(prepared.federations, rounds):
+        steps += sum(plan.steps(g) for plan in federation.plans)
+    return steps / _timed(prepared.samples.device, lambda: list(map(engine.round, rounds)))
+
+
+def _timed_rounds(config: Config, warm: int = 0) -> list[int]:
+    """After one to warm up: two, or one that takes long."""
+    return [warm + 1, warm + 2][: config.epochs]
 
 
 # --- the plain loop -------------------------------------------------------------------------------
@@ -142,9 +150,9 @@ def _plain_rate(prepared: Prepared) -> float:
     received = [p.detach().clone() for p in module.parameters()]
     work = partial(_plain_round, module, received, tasks, images, samples.y, config)
     work(0)
-    rounds = [1] if config.epochs == 1 else [1, 2]
+    rounds = _timed_rounds(config)
     steps = len(rounds) * sum(config.epochs * -(-len(rows) // config.batch) for rows, _, _ in tasks)
-    return steps / _timed(device, lambda: [work(r) for r in rounds])
+    return steps / _timed(device, lambda: list(map(work, rounds)))
 
 
 def _plain_round(

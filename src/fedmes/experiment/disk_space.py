@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -24,8 +23,10 @@ def check(prepared: Prepared, directory: Path) -> None:
     """Refuse a run that its disk has no room for."""
     state, results = estimate(prepared)
     # one while it is written
-    copies = 0 if prepared.config.checkpoint.every == "never" else checkpoint.GENERATIONS + 1
-    there = next(path for path in (directory, *directory.resolve().parents) if path.is_dir())
+    copies = checkpoint.GENERATIONS + 1
+    if prepared.config.checkpoint.every == "never":
+        copies = 0
+    there = next(filter(Path.is_dir, (directory, *directory.resolve().parents)))
     free = shutil.disk_usage(there).free + _taken(directory)
     needed = copies * state + results
     if needed > free:
@@ -72,4 +73,4 @@ def _bytes(tensors: Tensors) -> int:
 
 def _taken(directory: Path) -> int:
     """What the directory already contains, and the run will replace."""
-    return sum(os.stat(path).st_size for path in directory.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

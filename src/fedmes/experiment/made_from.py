@@ -54,7 +54,9 @@ def source_hashes(used: Mapping[str, Callable[..., Any]]) -> Hashes:
 def frozen_hash(method: Method) -> Hashes:
     """Of what its network does not train, such as published weights; most networks train all."""
     found = method.net.frozen_sha256
-    return {} if found is None else {"frozen": found}
+    if found is None:
+        return {}
+    return {"frozen": found}
 
 
 def data_hash(config: Config, dataset: Dataset) -> str:
@@ -75,8 +77,10 @@ def _of_dataset(dataset: Dataset) -> str:
         dataset.statistics,
     )
     digest = hashlib.sha256(repr(about).encode())
-    pixels = dataset.x if dataset.statistics is None else None
-    for array in (dataset.y, dataset.session, dataset.source, pixels):
+    arrays = [dataset.y, dataset.session, dataset.source]
+    if dataset.statistics is None:
+        arrays.append(dataset.x)
+    for array in arrays:
         if array is not None:
             digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -114,7 +118,9 @@ def stale(directory: Path, now: Mapping[str, str | None], config: Config) -> lis
 def refuse(place: Path, changes: list[str], remedy: str = "--again runs it again") -> None:
     """Refuse to use a run that was made from something else."""
     if changes:
-        have = "has" if len(changes) == 1 else "have"
+        have = "have"
+        if len(changes) == 1:
+            have = "has"
         raise UserError(
             f"{place}: {', '.join(changes)} {have} changed since this run was made; {remedy}"
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import torch
 from fedmes.config.options import Config
 from fedmes.engines.base import RoundRow, Score
 from fedmes.results.run_dir import Result
-from fedmes.tensors import Tensors, grown, pick, put
+from fedmes.tensors import Tensors, grown, map_entries, pick, put
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,9 @@ class Recorder:
         """All of it, for a checkpoint."""
         arrays: Tensors = {}
         for part, tables in zip(_parts(self.protocols), self.protocols.values(), strict=True):
-            arrays |= put(part, {name: torch.from_numpy(table) for name, table in tables.items()})
+            arrays |= put(part, map_entries(torch.from_numpy, tables))
         return arrays, {
-            "rows": [asdict(row) for row in self.rows],
+            "rows": list(map(asdict, self.rows)),
             "seconds": self.seconds,
             "slowest_bytes": self.slowest_bytes,
             "readings": list(self.protocols),  # the name that checkpoints have always had
@@ -102,9 +104,8 @@ class Recorder:
             del self.protocols[protocol]  # it has no scores of the beginning
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
-        places = [(row.seed, row.client) for row in self.rows]
-        places += [(s, k) for s, k, _ in self.undefined]
-        for s, k in places:
+        places = [(row.seed, row.client, row.position) for row in self.rows]
+        for s, k, _ in places + self.undefined:
             if not (0 <= s < self.shape[0] and 0 <= k < self.shape[1]):
                 raise ValueError("a round of a client that there is not")
         self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
@@ -146,11 +147,10 @@ class Recorder:
     def _record_score(self, score: Score) -> None:
         tables = self.protocols.get(score.protocol, {})
         for kind, values in score.accuracy.items():
-            suffix = "" if kind == "acc" else f"_{kind}"
-            for column, name in enumerate((f"acc{suffix}", f"acc_masked{suffix}")):
-                table = tables.setdefault(name, np.full(self.shape, np.nan))
-                row = table[score.seed, score.client, score.position]
-                row[: len(values)] = [value[column] for value in values]
+            suffix = f"_{kind}".removeprefix("_acc")
+            for name, column in zip(("acc", "acc_masked"), np.array(values).T, strict=True):
+                table = tables.setdefault(name + suffix, np.full(self.shape, np.nan))
+                table[score.seed, score.client, score.position, : len(values)] = column
 
     def _record_undefined(self, scores: list[Score]) -> None:
         before = len(self.undefined)
@@ -178,7 +178,10 @@ class Recorder:
             table = self.accuracy["acc"]
             learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
             accuracy = float(np.nanmean(table[:, :, learned[-1]]))
-        task, index = max(((row.position, row.index) for row in self.latest), default=(0, 0))
+        task, index = max(map(attrgetter("position", "index"), self.latest), default=(0, 0))
+        tables = {}
+        if scores:
+            tables = self.accuracy
         return Progress(
             rounds_done=done,
             rounds_total=total,
@@ -187,8 +190,8 @@ class Recorder:
             round=index + 1,
             rounds=self.config.rounds,
             accuracy=accuracy,
-            rows=[self._csv(row) for row in self.latest],
-            scores=self.accuracy if scores else {},
+            rows=list(map(self._csv, self.latest)),
+            scores=tables,
         )
 
     def result(
@@ -205,20 +208,22 @@ class Recorder:
             # of one training
             "slowest_client": round(self.slowest_seconds / self.shape[0], 6),
         }
-        peak = torch.cuda.max_memory_allocated() if self.config.device == "cuda" else None
-        first_seed = [row for row in self.rows if row.seed == 0]
+        peak = None
+        if self.config.device == "cuda":
+            peak = torch.cuda.max_memory_allocated()
+        sent: Counter[str] = Counter(up_bytes=0, down_bytes=0)
+        for row in self.rows:
+            if row.seed == 0:
+                sent.update(up_bytes=row.up_bytes, down_bytes=row.down_bytes)
         return Result(
             config=config or self.config,
             split_sha256=origin.split_sha256,
             parameters=parameters,
             accuracy=self.protocols[protocol],
-            communication={
-                "up_bytes": sum(row.up_bytes for row in first_seed),
-                "down_bytes": sum(row.down_bytes for row in first_seed),
-            },
+            communication=dict(sent),
             seconds=seconds,
             memory_share=origin.memory_share,
-            rounds=[self._csv(row) for row in self.rows],
+            rounds=list(map(self._csv, self.rows)),
             notes=[*origin.notes, *notes, *self._undefined_notes()],
             peak_memory_bytes=peak,
             by_task=self._by_task(),
@@ -233,13 +238,12 @@ class Recorder:
         """A summary of `rounds.csv`: the mean over seeds, clients and rounds of each task."""
         found: dict[str, list[float | None]] = {}
         for name in ("lambda", "rule2", "distance"):
-            by_task: dict[int, list[float]] = {}
+            by_task: list[list[float]] = [[] for _ in range(self.shape[2])]
             for row in self.rows:
                 if np.isfinite(value := row.report.get(name, np.nan)):
-                    by_task.setdefault(row.position, []).append(value)
-            if by_task:
-                means = {task: float(np.mean(values)) for task, values in by_task.items()}
-                found[name] = [means.get(task) for task in range(self.shape[2])]
+                    by_task[row.position].append(value)
+            if any(by_task):
+                found[name] = list(map(_mean, by_task))
         return found
 
     def _csv(self, row: RoundRow) -> dict[str, Any]:
@@ -254,6 +258,12 @@ class Recorder:
             "left_out": int(row.left_out),
             "reason": row.reason,
         }
+
+
+def _mean(values: list[float]) -> float | None:
+    if not values:
+        return None
+    return float(np.mean(values))
 
 
 def _slowest_in_lockstep(rows: list[RoundRow]) -> float:

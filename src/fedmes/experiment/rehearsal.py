@@ -146,14 +146,13 @@ def _play(engine: Engine, own: OwnCode) -> None:
 
 def _blamed(owners: Sequence[OwnCode], error: Exception) -> UserError:
     """Blame the owner of the innermost line, or else the first one."""
-    depths = {own: own.depth(error) for own in owners}
-    own = max(owners, key=lambda each: depths[each])
+    own = max(owners, key=lambda own: own.depth(error))
     return watched.explained(own, own.function_of(error), error)
 
 
 def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federation, Dataset]:
     """The first clients with the first samples of their first tasks, and a data set of these."""
-    clients = [_first_samples(client) for client in federation.stream.clients[:CLIENTS]]
+    clients = list(map(_first_samples, federation.stream.clients[:CLIENTS]))
     parts = []
     for client in clients:
         for task in client.tasks:
@@ -164,9 +163,10 @@ def _small(federation: Federation, dataset: Dataset, tasks: int) -> tuple[Federa
         x=dataset.x[rows],
         y=dataset.y[rows],
         train_count=None,
-        source=None if dataset.source is None else dataset.source[rows],
         session=None,
     )
+    if dataset.source is not None:
+        few = replace(few, source=dataset.source[rows])
     counts = np.array([len(client.tasks) for client in clients])
     rounds = np.arange(TASKS)[:, None]
     position = np.where(rounds < counts, rounds, -1)

@@ -69,7 +69,7 @@ def resolve(
     }
     config = config.with_(decided | _engine(config, nets[0], name, device.type))
     config.capacities()  # a list of the wrong length is refused here
-    compute = torch.bfloat16 if config.engine.precision == "bf16" else None
+    compute = {"bf16": torch.bfloat16}.get(config.engine.precision)
     net = nets[0].to(device, dtype_of(config), compute)
     method = build_method(make_method, net, config)
     decided = _method_options(config, method)
@@ -113,15 +113,18 @@ def model_name(config: Config, shape: tuple[int, ...]) -> str:
         return config.model.name
     if len(shape) == 1:
         return "mlp"
-    return "cnn2" if shape[0] == 1 else "cnn6"
+    if shape[0] == 1:
+        return "cnn2"
+    return "cnn6"
 
 
 def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]:
     engine = config.engine.name
     # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
     if engine == "auto":
-        fast = device == "cuda" or model in ("linear", "mlp")
-        engine = "stacked" if fast and net.stackable() else "loop"
+        engine = "loop"
+        if (device == "cuda" or model in ("linear", "mlp")) and net.stackable():
+            engine = "stacked"
     elif engine == "stacked" and not net.stackable():
         raise UserError(
             f"model {model} cannot be stacked (docs/own-model.md says why); use --engine loop"
@@ -144,7 +147,9 @@ def _policy(config: Config, method: Method) -> str:
     if config.memory.policy is not None:
         return config.memory.policy
     unknown = config.federation.sites and config.memory.per_task is None
-    return "ring" if method.policy == "fifo" and unknown else method.policy
+    if method.policy == "fifo" and unknown:
+        return "ring"
+    return method.policy
 
 
 def _memory_for_all(samples: list[int]) -> dict[str, Any]:
@@ -180,7 +185,9 @@ def custom_section(make: Make) -> str:
     if not isinstance(make, type) or not issubclass(make, Method) or make.Options is None:
         return ""
     section = make.section()
-    return "" if section in SECTIONS else section
+    if section in SECTIONS:
+        return ""
+    return section
 
 
 def _warn_of_unused(config: Config, method: Method) -> None:
@@ -198,7 +205,9 @@ def build_net(config: Config, make: Make, name: str, facts: DataFacts, seed: int
     ones stay what they were."""
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
-    custom = rehearsal.own_model(make) if networks.is_custom(make) else None
+    custom = None
+    if networks.is_custom(make):
+        custom = rehearsal.own_model(make)
     nets: list[Net] = []
     for count in dict.fromkeys(facts.classes):
         with blaming(custom):

@@ -36,7 +36,7 @@ from fedmes.results.run_dir import Result, default_directory
 from fedmes.scenario import custom
 from fedmes.scenario.extend import most_tasks
 from fedmes.scenario.stream import combined_sha256
-from fedmes.tensors import pick, put
+from fedmes.tensors import map_entries, pick, put
 
 
 def run(
@@ -54,12 +54,12 @@ def run(
     a class. `again`: also if the run exists. `trust`: import Python files that only `config_file`
     names."""
     given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
-    options |= {kind: plugins.reference(thing) for kind, thing in given.items()}
+    options |= map_entries(plugins.reference, given)
     asked = {name: value for name, value in options.items() if value is not None}
     asked = configuration.dotted(asked)
-    config = configuration.load(Path(config_file) if config_file else None, asked)
+    config = configuration.load(_path(config_file), asked)
     check_trust(config, asked.values(), trust)
-    directory = Path(out) if out else None
+    directory = _path(out)
     if resume:
         config = as_stored(config, directory, trust, given)
     result = execute(prepare(config, given), directory, on_progress, resume, again=again)
@@ -85,8 +85,13 @@ def extend(
     directory names."""
     given = named_here(method=method, model=model)
     prepared, state = extended(Path(directory), Path(data), given, trust)
-    place = Path(out) if out else None
-    return execute(prepared, place, on_progress, resume=True, state=state, again=again)
+    return execute(prepared, _path(out), on_progress, resume=True, state=state, again=again)
+
+
+def _path(named: str | Path | None) -> Path | None:
+    if not named:
+        return None
+    return Path(named)
 
 
 def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:

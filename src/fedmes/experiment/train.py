@@ -140,9 +140,11 @@ class _Saver:
 
 
 def _stopped(training: Training, rounds_done: int) -> str:
-    of_all = "" if training.total is None else f" of {training.total}"
+    rounds = f"{rounds_done}"
+    if training.total is not None:
+        rounds += f" of {training.total}"
     command = run_dir.resume_command(training.directory, training.config)
-    return f"stopped after round {rounds_done}{of_all}; to resume: {command}"
+    return f"stopped after round {rounds}; to resume: {command}"
 
 
 def _begin(engine: Engine, recorder: Recorder, training: Training) -> int:

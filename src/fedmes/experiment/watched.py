@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class _Watcher(TorchFunctionMode):
         called = getattr(func, "__name__", "")
         mask = called == "__getitem__" and _has_mask(args[1])
         if (mask or called in FORBIDDEN) and not _in_network():
-            what, rule = CHOOSES if mask else FORBIDDEN[called]
+            what, rule = FORBIDDEN.get(called, CHOOSES)
             raise self.own.mistake(f"{self.name}() {what}", self.own.line_now(), RULES[rule])
         return func(*args, **(kwargs or {}))
 
@@ -132,8 +133,9 @@ def _in_network() -> bool:
 
 
 def _has_mask(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)
+    if isinstance(index, tuple):
+        return any(map(_has_mask, index))
+    return isinstance(index, Tensor) and index.dtype == torch.bool
 
 
 def explained(own: OwnCode, function: str, error: Exception) -> UserError:
@@ -162,7 +164,8 @@ def _check(wrong: Wrong, name: str, given: tuple[Any, ...], answer: Any) -> None
     elif not _is_flat(answer):
         raise wrong(f"must return a dictionary of tensors by name, not {_said(answer)}", "form")
     if name in CHANGES:
-        _check_changes(wrong, given[0], answer, "server" if name == "aggregate" else "init")
+        maker = {"aggregate": "server"}.get(name, "init")
+        _check_changes(wrong, given[0], answer, maker)
     if name == "build_predictor" and not any(entry.startswith("w.") for entry in answer):
         raise wrong("returns no entry w.*, which predicts", "form")
     if name == "predict":
@@ -214,13 +217,15 @@ def _said(answer: Any) -> str:
         return "{" + ", ".join(entries) + "}"
     if isinstance(answer, (int, float, str)):
         return f"{answer!r:.40}"
-    return "nothing" if answer is None else type(answer).__name__
+    if answer is None:
+        return "nothing"
+    return type(answer).__name__
 
 
 def _same(one: Any, two: Any) -> bool:
     first = _tensors(one)
     second = _tensors(two)
-    if any(torch._C._functorch.is_batchedtensor(t) for t in first):
+    if any(map(torch._C._functorch.is_batchedtensor, first)):
         return True  # mapped over scopes, where values cannot be read
     return len(first) == len(second) and all(map(_equal, first, second))
 
@@ -237,4 +242,4 @@ def _tensors(given: Any) -> list[Tensor]:
         given = tuple(given.values())
     if not isinstance(given, (tuple, list)):
         return []
-    return [t for each in given for t in _tensors(each)]
+    return list(chain.from_iterable(map(_tensors, given)))

@@ -6,6 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 
 from fedmes.errors import UserError
 from fedmes.models.networks import MODELS
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, map_entries
 
 # a key that drops nothing, for calls that are mapped over batches with and without dropout
 DROPOUT_OFF = -1
@@ -86,7 +87,9 @@ class _Parts(nn.Module):
             features, embedding = both(x)
         else:
             features = module.features(x)
-            embedding = embed(x) if embed else features
+            embedding = features
+            if embed:
+                embedding = embed(x)
         return module.head(features), embedding
 
 
@@ -134,8 +137,12 @@ class Net:
         self.frozen = _frozen_parts(module)
         constant = {layer for part in self.frozen for layer in part.modules()}
         self.dropouts = [dropout for dropout in self.dropouts if dropout not in constant]
-        self.frozen_sha256 = _sha256(frozen | dict(module.named_buffers())) if frozen else None
-        self.samples = _made_up(shape) if samples is None else samples
+        self.frozen_sha256: str | None = None
+        if frozen:
+            self.frozen_sha256 = _sha256(frozen | dict(module.named_buffers()))
+        if samples is None:
+            samples = torch.linspace(-1, 1, 3 * math.prod(shape)).reshape(3, *shape)
+        self.samples = samples
         self.widths = self._check(self.samples, shape)
 
     def to(
@@ -182,8 +189,7 @@ class Net:
             return vmap(self.logits, in_dims=(0, None))(params, x)
         logits = []
         for i in range(len(next(iter(params.values())))):
-            one = {name: p[i] for name, p in params.items()}
-            logits.append(self.logits(one, x))
+            logits.append(self.logits(map_entries(itemgetter(i), params), x))
         return torch.stack(logits)
 
     def embedding(self, params: Tensors, x: Tensor) -> Tensor:
@@ -208,29 +214,31 @@ class Net:
         self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool
     ) -> tuple[Tensors, Any]:
         """By plain autograd, which works for any module; `module.training` is true meanwhile."""
-        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        leaves = map_entries(lambda p: p.detach().requires_grad_(), params)
         self._train(True)
         try:
             with torch.enable_grad():
                 answer = loss(leaves)
-                value = answer[0] if has_aux else answer
+                value = answer
+                if has_aux:
+                    value = answer[0]
                 if value.requires_grad:
                     weights = list(leaves.values())
                     slopes = torch.autograd.grad(value, weights, materialize_grads=True)
+                    gradient = dict(zip(leaves, slopes, strict=True))
                 else:  # there was no sample
-                    slopes = tuple(torch.zeros_like(p) for p in params.values())
+                    gradient = map_entries(torch.zeros_like, params)
         finally:
             self._train(False)
-        gradient = dict(zip(leaves, slopes, strict=True))
         if has_aux:
-            return gradient, tuple(t.detach() for t in answer)
+            return gradient, tuple(map(Tensor.detach, answer))
         return gradient, value.detach()
 
     def stackable(self) -> bool:
         """Can torch map a step and a prediction over clients? Not every layer has a rule for that
         (a GRU has none), and a module that depends on `self.training` cannot be in training for a
         batch and not for a memory batch in the same step."""
-        params = {name: p.expand(2, 2, *p.shape).clone() for name, p in self.initial.items()}
+        params = map_entries(lambda p: p.expand(2, 2, *p.shape).clone(), self.initial)
         x = self.samples.expand(2, 2, *self.samples.shape).clone()
         keys = torch.tensor([1, DROPOUT_OFF])
 
@@ -272,8 +280,9 @@ class Net:
         for dropout in self.dropouts:
             dropout.key = key
         named = {f"module.{name}": p.to(inside) for name, p in params.items()}
-        given = x.to(inside) if x.is_floating_point() else x
-        answer: tuple[Tensor, ...] = functional_call(self.parts, named, (given, parts))
+        if x.is_floating_point():
+            x = x.to(inside)
+        answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
         for dropout in self.dropouts:
             dropout.key = None
         return tuple(t.to(outside) for t in answer)
@@ -312,7 +321,9 @@ class Net:
             raise
         except Exception as error:  # a custom module may raise anything
             text = (str(error).splitlines() or [""])[0]
-            kind = "" if samples.is_floating_point() else "whole numbers, such as token ids, in "
+            kind = "whole numbers, such as token ids, in "
+            if samples.is_floating_point():
+                kind = ""
             raise UserError(
                 f"model {name} cannot take {kind}samples of shape {shape}: "
                 f"{type(error).__name__}: {text}"
@@ -327,7 +338,7 @@ class Net:
     def _independent_logits(self, samples: Tensor, name: str) -> Tensor:
         """Logits of the three samples, which are the same each time and in any batch."""
         module = self.parts.module
-        before = {key: b.clone() for key, b in module.named_buffers()}
+        before = map_entries(torch.clone, dict(module.named_buffers()))
         together = self._trained_on(samples)
         again = self._trained_on(samples)
         two = self._trained_on(samples[:2])
@@ -354,10 +365,6 @@ class Net:
             return logits.sum(), logits
 
         return self._plain_gradient(loss, self.initial, has_aux=True)[1][1]
-
-
-def _made_up(shape: tuple[int, ...]) -> Tensor:
-    return torch.linspace(-1, 1, 3 * math.prod(shape)).reshape(3, *shape)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -24,7 +24,7 @@ from fedmes.prediction.inputs import Item
 from fedmes.prediction.network import Plain, split_front, stored_network
 from fedmes.results import client_dir
 from fedmes.results.client_about import About
-from fedmes.tensors import Tensors, put
+from fedmes.tensors import Tensors, map_entries, put
 
 Floats = NDArray[np.floating[Any]]
 
@@ -84,11 +84,14 @@ class Predictions:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Prediction]:
-        return (self[i] for i in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, i: int) -> Prediction:
         names = self.client.class_names
         probabilities = self.probabilities[i]
+        memory = None
+        if self.memory[i].any():
+            memory = self._vote(self.memory[i])
         neighbours = []
         for j, distance in zip(self.index[i].tolist(), self.distance[i].tolist(), strict=True):
             label = names[self.client.voters.y[j]]
@@ -97,7 +100,7 @@ class Predictions:
             label=names[self.ids[i]],
             probability=float(probabilities[self.ids[i]]),
             network=self._vote(self.network[i]),
-            memory=self._vote(self.memory[i]) if self.memory[i].any() else None,
+            memory=memory,
             neighbours=neighbours,
             probabilities={names[c]: float(probabilities[c]) for c in np.flatnonzero(self.scope)},
         )
@@ -122,9 +125,9 @@ class Client:
         self._weights = stored.weights
         self._dtype = next(iter(stored.weights.values())).dtype
         self._ctx = _context(about, self._dtype)
-        self._task_classes = (
-            self._ctx.blocks if self.config.eval.task_classes == "all" else self._ctx.classes
-        )
+        self._task_classes = self._ctx.classes
+        if self.config.eval.task_classes == "all":
+            self._task_classes = self._ctx.blocks
         self._learned = _learned(about)
         self._front = split_front(method.net, about)
         with torch.no_grad():
@@ -141,14 +144,16 @@ class Client:
     def as_dict(self) -> dict[str, Any]:
         """A description of the client."""
         seen = self._ctx.seen.nonzero().flatten().tolist()
-        theta = self._predictor.get("theta")
+        theta = None
+        if "theta" in self._predictor:
+            theta = float(self._predictor["theta"])
         return {
             "name": self.name,
             "method": self.config.method,
             "model": self.config.model.name,
             "shape": list(self.shape),
             "classes": [self.class_names[label] for label in seen],
-            "theta": None if theta is None else float(theta),
+            "theta": theta,
             "memory": len(self.tasks),
         }
 
@@ -160,7 +165,9 @@ class Client:
     @property
     def sources(self) -> int:
         """How many data sets its samples are from, each normalised by itself."""
-        return 1 if self.normalisation is None else len(self.normalisation.mean)
+        if self.normalisation is None:
+            return 1
+        return len(self.normalisation.mean)
 
     def predict(self, x: Any, *, task: int | None = None, source: int | None = None) -> Predictions:
         """Predict samples: an array of one or of several, a picture (PIL), the path of one, or a
@@ -181,7 +188,9 @@ class Client:
                 f"source: the samples are from {self.sources} data sets, 0 is the first; "
                 f"not {source}"
             )
-        position = -1 if task is None else task
+        position = -1
+        if task is not None:
+            position = task
         parts: dict[str, list[Tensor]] = defaultdict(list)
         with torch.no_grad():
             for start in range(0, len(samples), CHUNK):
@@ -189,7 +198,7 @@ class Client:
                 x = self._seen(part, np.full(len(part), source or 0))
                 for name, values in self._explain(x, position).items():
                     parts[name].append(values)
-        found = {name: torch.cat(values) for name, values in parts.items()}
+        found = map_entries(torch.cat, parts)
         probabilities = found["acc"]
         network = found.get("nolip", probabilities)
         none = probabilities[:, :0]
@@ -243,7 +252,9 @@ class Client:
         return samples if self._front is None else self._front(samples)
 
     def _scope(self, position: int) -> Tensor:
-        return self._ctx.seen if position < 0 else self._task_classes[position]
+        if position < 0:
+            return self._ctx.seen
+        return self._task_classes[position]
 
     def _explain(self, x: Tensor, position: int) -> Tensors:
         return self.method.explain(
@@ -307,11 +318,12 @@ def _context(about: About, dtype: torch.dtype) -> ClientContext:
         return marks
 
     # in old files a client's classes of a task are the task's classes
-    classes = about.blocks if about.classes is None else about.classes
+    blocks = table(about.blocks)
+    classes = blocks
+    if about.classes is not None:
+        classes = table(about.classes)
     seen = table([about.seen])[0]
-    return ClientContext.outside_rounds(
-        table(about.blocks), table(classes), seen, dtype, about.position
-    )
+    return ClientContext.outside_rounds(blocks, classes, seen, dtype, about.position)
 
 
 def _learned(about: About) -> list[int]:
@@ -333,4 +345,7 @@ def predict_files(
         if good:
             found = iter(client.predict(np.stack(good), task=task, source=source))
         for item in block:
-            yield item, None if item.sample is None else next(found)
+            if item.sample is None:
+                yield item, None
+            else:
+                yield item, next(found)

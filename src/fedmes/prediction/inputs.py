@@ -97,8 +97,12 @@ def samples(
         x = _load(path) if path.suffix.lower() in ARRAYS else pictures.read(path)
     if isinstance(x, Image.Image):
         return _picture(x, shape, pixels, fit)
-    kind = "int64" if whole else "float32"
-    return _array(np.asarray(x), shape, "uint8" if pixels else kind, fit)
+    kind = "float32"
+    if pixels:
+        kind = "uint8"
+    elif whole:
+        kind = "int64"
+    return _array(np.asarray(x), shape, kind, fit)
 
 
 def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str, fit: pictures.Fit) -> NDArray[Any]:
@@ -124,7 +128,7 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str, fit: pictures.Fit
     if x.shape[1:] == (height, width, channels):
         return x
     if kind != "uint8" or x.shape[3] not in MODES:
-        hint = "; channels come last" if x.shape[1:] == shape else ""
+        hint = "; channels come last" * (x.shape[1:] == shape)
         raise UserError(
             f"samples have shape {x.shape}; "
             f"this client has learned from {height}x{width}x{channels}{hint}"
@@ -146,7 +150,9 @@ def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray
         return x
     own = x.shape == (height, width, channels)
     grey = (channels == 1 and x.shape[2] == width) or x.shape[2] not in {channels, *MODES}
-    return x[..., None] if grey and not own else x[None]
+    if grey and not own:
+        return x[..., None]
+    return x[None]
 
 
 def _picture(
