@@ -1,6 +1,8 @@
 """Networks with a frozen front: which part is trained, and features that are computed once."""
 
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 
 from fedmes.cli import app
 from fedmes.errors import UserError
-from fedmes.models import features
+from fedmes.models import features, networks
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
 from fedmes.models.pretrained import AsTrained, Body, Lite0, Pretrained, read_weights
@@ -209,6 +211,23 @@ def test_a_network_on_features_answers_as_on_images(tmp_path):
     net.without_front(z[:3])
     on_features = net.logits_and_embedding(net.initial, z)
     torch.testing.assert_close(on_features, (logits, embedding), rtol=1e-5, atol=1e-5)
+
+
+def test_the_costs_in_the_docs():
+    """Megabytes that a client sends: four bytes of each parameter that is trained."""
+    page = (Path(__file__).parents[2] / "docs/pretrained.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|.*\| (\S+) \| \S+ \| \S+ \| (\S+) \|$", page, re.M)
+    assert len(rows) == 5
+    for name, what, sent, once in rows:
+        options = {}
+        if name == "lite0":
+            options = {"weights": "none", "train": what.strip("`").split("`")[0], "rank": 8}
+        module = networks.outline(networks.MODELS[name], name, (3, 32, 32), 100, options)
+        sizes = {True: 0, False: 0}
+        for p in module.parameters():
+            sizes[p.requires_grad] += 4 * p.numel()
+        assert float(sent) == round(sizes[True] / 1e6, 2)
+        assert float(once) == round(sizes[False] / 1e6, 2)
 
 
 def test_the_published_weights():
