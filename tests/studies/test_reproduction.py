@@ -1,5 +1,5 @@
 """docs/paper-results.md and docs/beyond.md: every number in their tables is the one in the file it
-links to."""
+links to. The studies' pages in results/ are those that the program makes of the runs there."""
 
 import json
 import re
@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs"
+from fedmes.report import figures
+from fedmes.studies import learning_rates, reproduce
+from fedmes.studies.definitions import STUDIES
+from fedmes.studies.runs import Scope
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 PAGES = ("paper-results.md", "beyond.md")
 CELL = re.compile(r"\[(\.\d+) ± (\.\d+) / (-?\.\d+)\]\[(r\d+)\]")
 TARGET = re.compile(r'^\[(r\d+)\]: (\S+) "(oblivious|masked)(, network alone)?"$', re.M)
@@ -42,3 +48,14 @@ def test_a_cell_says_what_its_result_says(cell):
     accuracy = found["acc_all"]
     assert (mean, spread) == (short(accuracy["mean"], 3), short(accuracy["std"], 3))
     assert forgetting == short(found["fr"]["mean"], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [name for name in STUDIES if (ROOT / "results" / name).is_dir()])
+def test_a_page_is_what_the_program_makes_of_the_runs(study, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for module in (reproduce, learning_rates):
+        monkeypatch.setattr(module, "replace_text", lambda path, text: None)
+    monkeypatch.setattr(figures, "save", lambda figure, folder, name: None)
+    (written,) = reproduce.reproduce([Scope(study, Path("results"))], None)
+    assert written.text == written.page.read_text(encoding="utf-8")
