@@ -83,10 +83,17 @@ def agreed(tmp_path, photographs, **more):
 
 
 @pytest.mark.slow
-def test_sites_learn_what_a_simulation_learns(photographs, folders, tmp_path):
-    own = {"data.path": str(photographs), "memory.policy": "ring"}
-    want = loop(tmp_path / "loop", options(tmp_path) | own)
-    settled = agreed(tmp_path, photographs)
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        ("ring", {"memory.keep": "features"}),
+        ("balanced", {"method": "fedmes-plus"}),
+    ],
+)
+def test_sites_learn_what_a_simulation_learns(policy, more, photographs, folders, tmp_path):
+    own = {"data.path": str(photographs), "memory.policy": policy}
+    want = loop(tmp_path / "loop", options(tmp_path, **more) | own)
+    settled = agreed(tmp_path, photographs, **more)
     assert settled.federation.shape == [3, 32, 32]
     assert settled.federation.mean == []  # the network knows its own
     got = server.serve(inprocess.at_sites(folders), settled, tmp_path / "server")
