@@ -112,16 +112,16 @@ def _first_argument(
     """typer reads parameters from a signature, so the command gets one with all of them."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        names = [parameter.name for parameter in listed]
-        own_names = [parameter.name for parameter in own]
-        added = [parameter for parameter in own if parameter.name not in names]
+        own = dict(inspect.signature(command, eval_str=True).parameters)
+        own.pop(next(iter(own)))
+        taken = {parameter.name: parameter for parameter in listed}
+        every = taken | own | taken  # what both have is as `make` takes it
 
         def run(**given: Any) -> None:
-            first = make({name: given[name] for name in names})
-            command(first, **{name: given[name] for name in own_names})
+            first = make({name: given[name] for name in taken})
+            command(first, **{name: given[name] for name in own})
 
-        run.__signature__ = inspect.Signature([*listed, *added])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]
         run.__annotations__ = {}  # typer has them from the signature
         run.__name__ = command.__name__
         run.__doc__ = command.__doc__

@@ -126,10 +126,10 @@ def ended_by_signals(directory: Path) -> Iterator[None]:
             stopping = True
             raise Stopped(f"stopped; the same command with --out {directory} resumes the run")
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # nohup ignores one
-    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
+            before[number] = signal.signal(number, stop)
     try:
         yield
     finally:

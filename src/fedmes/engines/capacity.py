@@ -15,6 +15,7 @@ from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models.functional import Net
+from fedmes.scenario.plan import Plan
 from fedmes.tensors import cast, map_entries
 
 HEADROOM = 0.7  # the part of free memory that is planned with
@@ -24,7 +25,7 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of
     two that does."""
     weights, state = _client_bytes(method, federations[0], samples)
-    plans = [plan for f in federations for plan in f.plans]
+    plans = all_plans(federations)
     replicas = len(plans)
     width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
     # Kept for every client: its state, and a copy while it is merged. On a slot: the state before
@@ -39,9 +40,14 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     return 2 ** int(math.log2(fit))
 
 
+def all_plans(federations: Sequence[Federation]) -> list[Plan]:
+    """The plans of all clients of all seeds."""
+    return [plan for f in federations for plan in f.plans]
+
+
 def check(method: Method, federations: Sequence[Federation], samples: Samples) -> None:
     """Refuse runs that cannot even be planned, and clients' states that do not fit."""
-    plans = [plan for f in federations for plan in f.plans]
+    plans = all_plans(federations)
     # numbers of samples, in a round's batches and its memory's
     numbers = sum(plan.work.epochs * plan.longest for plan in plans)
     limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")

@@ -114,19 +114,19 @@ class LoopEngine:
         self.client_data: list[list[ClientData]] = []  # [seed][client]
         self.servers: list[Tensors] = []
         self.clients: list[list[Tensors]] = []  # their states
+        self.learned: list[list[int]] = []  # the last task each client has finished
         for f in federations:
             initial = cast(f.initial, samples.device, samples.dtype)
             clients = [ClientData(k, f, samples, method.config) for k in range(len(f.plans))]
             self.client_data.append(clients)
             self.servers.append(method.server(initial))
             self.clients.append([method.init(initial, data.ctx()) for data in clients])
+            self.learned.append([-1] * len(clients))
         # names and shapes of an upload
         self.expected = method.upload(self.clients[0][0], self.client_data[0][0].ctx())
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
-        # the last task each client has finished
-        self.learned = [[-1] * len(states) for states in self.clients]
 
     @torch.no_grad()
     def round(self, g: int) -> list[RoundRow]:

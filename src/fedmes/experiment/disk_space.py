@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fedmes.common.text import size
+from fedmes.engines.capacity import all_plans
 from fedmes.engines.client_data import ClientData
 from fedmes.errors import UserError
 from fedmes.experiment.features import not_stored
@@ -48,7 +49,7 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
     data = ClientData(0, federations[0], samples, config)
     server = method.server(initial)
     client = method.init(initial, data.ctx())
-    plans = [plan for f in federations for plan in f.plans]
+    plans = all_plans(federations)
     rows = sum(int(plan.active.sum()) for plan in plans) * ROW
     tables = 2 * 8 * len(plans) * config.tasks**2
     split = NUMBER * sum(plan.count + sum(map(len, plan.test)) for plan in plans)

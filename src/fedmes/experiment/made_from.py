@@ -102,8 +102,11 @@ def changed(
         then = short_sha256(before["frozen"])
         hashes = f"SHA-256 {then} then, {short_sha256(now['frozen'])} now"
         names["frozen"] = f"what is frozen in model {config.model.name} ({hashes})"
-    common = [key for key in now if key in before]
-    return [names[key] for key in common if now[key] is None or now[key] != before[key]]
+    found = []
+    for key, hashed in now.items():
+        if key in before and (hashed is None or hashed != before[key]):
+            found.append(names[key])
+    return found
 
 
 def stale(directory: Path, now: Mapping[str, str | None], config: Config) -> list[str]:

@@ -104,8 +104,8 @@ class Recorder:
             del self.protocols[protocol]  # it has no scores of the beginning
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
-        places = [(row.seed, row.client, row.position) for row in self.rows]
-        for s, k, _ in places + self.undefined:
+        places = map(attrgetter("seed", "client", "position"), self.rows)
+        for s, k, _ in (*places, *self.undefined):
             if not (0 <= s < self.shape[0] and 0 <= k < self.shape[1]):
                 raise ValueError("a round of a client that there is not")
         self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}

@@ -15,6 +15,7 @@ from fedmes.common.files import replace_bytes
 from fedmes.config.options import Config
 from fedmes.config.trust import check_trust
 from fedmes.engines.base import Engine
+from fedmes.engines.capacity import all_plans
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
@@ -333,7 +334,7 @@ def _write_protocols(
 
 def _origin(prepared: Prepared) -> Origin:
     streams = [f.stream for f in prepared.federations]
-    plans = [plan for f in prepared.federations for plan in f.plans]
+    plans = all_plans(prepared.federations)
     stream_notes = {note for stream in streams for note in stream.notes}
     return Origin(
         split_sha256=combined_sha256(streams),

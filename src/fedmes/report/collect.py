@@ -105,6 +105,11 @@ class Group:
     def title(self) -> str:
         return title_of(self.config)
 
+    @cached_property
+    def apart(self) -> list[str]:
+        """The options that are not the same in all its runs."""
+        return differing(run.config for run in self.runs)
+
 
 @dataclass(frozen=True)
 class LeftOut:

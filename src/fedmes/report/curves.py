@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,11 @@ def _number(cell: Any) -> float:
 
 def quantities(tables: Iterable[Rounds]) -> dict[str, str]:
     """What these tables tell of the training, by column; also what custom methods report."""
-    own = (name for rounds in tables for name in rounds if name not in ROUND_COLUMNS)
-    return ROUND_QUANTITIES | {name: name for name in own}
+    found = dict(ROUND_QUANTITIES)
+    for name in chain.from_iterable(tables):
+        if name not in ROUND_COLUMNS:
+            found[name] = name
+    return found
 
 
 def fits(config: Config, rounds: Rounds) -> bool:

@@ -116,7 +116,7 @@ def of_group(group: Group, names: Sequence[str]) -> list[FigureSpec]:
     specs += [vote(runs), rounds(runs), memory(runs)]
     if several_tasks:
         specs.append(boxes(runs))
-    return [spec for spec in specs if spec is not None]
+    return list(filter(None, specs))
 
 
 def accuracy(runs: Sequence[Run]) -> FigureSpec:

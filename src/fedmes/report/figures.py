@@ -162,12 +162,9 @@ def memory_sweep(runs: Sequence[Run]) -> Figure | None:
 def _mixed_memories(ax: Axes, line: Line) -> None:
     colour = palette.LIGHT[line.look.colour]
     marker = palette.MARKERS[line.look.marker]
-    at = [each.x for each in line.mixed]
-    means = [each.mean for each in line.mixed]
-    spreads = [each.std for each in line.mixed]
-    ax.errorbar(
-        at, means, spreads, fmt=marker, markerfacecolor="white", color=colour, linewidth=0.9
-    )
+    points = np.array([(each.x, each.mean, each.std) for each in line.mixed]).reshape(-1, 3)
+    look: Any = {"fmt": marker, "markerfacecolor": "white", "color": colour, "linewidth": 0.9}
+    ax.errorbar(*points.T, **look)
     for each in line.mixed:
         place = (each.x, each.mean)
         ax.annotate(each.sizes, place, (5, -10), fontsize=7.5, textcoords="offset points")
@@ -204,7 +201,8 @@ def wall_clock(runs: Sequence[Run], score: str = "oblivious") -> Figure:
     looks = palette.looks(runs)
     with mpl.sheet(1, 2, max(2.8, 0.9 + 0.24 * len(runs))) as (figure, axes):
         bars, points = axes[0]
-        mpl.time_bars(bars, [cost.compute for cost in fastest], [cost.talk for cost in fastest])
+        compute, talk = np.array([(cost.compute, cost.talk) for cost in fastest]).T
+        mpl.time_bars(bars, compute, talk)
         bars.set_yticks(range(len(fastest)), [runs[cost.run].label for cost in fastest])
         bars.invert_yaxis()
         bars.grid(visible=False, axis="y")

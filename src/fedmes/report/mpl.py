@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from fedmes.report import palette
 from fedmes.report.collect import Run
 from fedmes.report.figure_specs import Line
+from fedmes.results.metrics import Floats
 
 WIDTH = 7.2  # inches: a page's two columns
 INK = "#222222"
@@ -96,7 +97,7 @@ def draw_line(ax: Axes, line: Line, small: bool = False, band: float = 0.15) -> 
     )
 
 
-def time_bars(ax: Axes, compute: Sequence[float], talk: Sequence[float]) -> None:
+def time_bars(ax: Axes, compute: Floats, talk: Floats) -> None:
     """Seconds of computing and, behind them, of communication; one bar per run."""
     rows = range(len(compute))
     ax.barh(rows, compute, height=0.6, color="#4a4d52", label="computing, measured")

@@ -11,7 +11,7 @@ from fedmes.config.catalog import options as all_options
 from fedmes.config.catalog import role_of
 from fedmes.config.options import Config
 from fedmes.errors import UserError
-from fedmes.report.collect import Group, Run, differing, value_text
+from fedmes.report.collect import Group, Run, value_text
 
 
 def command(run: Run) -> str:
@@ -20,13 +20,13 @@ def command(run: Run) -> str:
     options = _options(config)
     if options is None:  # something that no option can say
         return f"fedmes run {shlex.quote(f'{run.directory}/config.toml')}"
-    flags = {key: option.flag for key, option in all_options().items()}
     words = ["fedmes", "run"]
     for key, value in options.items():
-        if flag := flags.get(key):
+        known = all_options().get(key)
+        if known and known.flag:
             if isinstance(value, list):
                 value = ",".join(map(str, value))
-            words += [flag, shlex.quote(str(value))]
+            words += [known.flag, shlex.quote(str(value))]
         else:
             if not isinstance(value, str):
                 value = json.dumps(value)
@@ -57,11 +57,10 @@ def _options(config: Config) -> dict[str, Any] | None:
 def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Options and versions that differ: each value and the runs that have it, the rarest first."""
     owners: dict[str, dict[str, list[str]]] = {}
-    apart = differing(run.config for run in group.runs)
     versions = sorted(set().union(*(run.versions for run in group.runs)))
     for run in group.runs:
         options = run.config.options()
-        values = {key: value_text(options.get(key)) for key in apart if key != "method"}
+        values = {key: value_text(options.get(key)) for key in group.apart if key != "method"}
         for name in versions:
             values[f"{name} version"] = run.versions.get(name, "-")
         for key, value in values.items():
@@ -75,10 +74,9 @@ def differences(group: Group) -> list[tuple[str, list[tuple[str, list[str]]]]]:
 
 def common(group: Group) -> list[tuple[str, str]]:
     """The options and versions that all runs share."""
-    apart = differing(run.config for run in group.runs)
     shared = []
     for key, value in group.config.options().items():
-        if key not in apart and value is not None:
+        if key not in group.apart and value is not None:
             shared.append((key, value_text(value)))
     for name, version in sorted(group.runs[0].versions.items()):
         if all(run.versions.get(name) == version for run in group.runs):
@@ -88,7 +86,7 @@ def common(group: Group) -> list[tuple[str, str]]:
 
 def more_than_the_method(group: Group) -> list[str]:
     """Shared options that differ between runs: a difference in accuracy may come from these."""
-    return list(filter(_is_shared, differing(run.config for run in group.runs)))
+    return list(filter(_is_shared, group.apart))
 
 
 def _is_shared(key: str) -> bool:

@@ -152,7 +152,7 @@ def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[t
         "From client to client": _client_to_client(runs, verdict, names),
         "The memory's vote adds": _votes(runs),
     }
-    return [(heading, sentence) for heading, sentence in found.items() if sentence]
+    return list(filter(itemgetter(1), found.items()))
 
 
 def _forgets_least(runs: Sequence[Run]) -> str:

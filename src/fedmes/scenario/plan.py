@@ -85,9 +85,10 @@ class Plan:
         self._rounds = [np.flatnonzero(self.position == p) for p in range(len(client.tasks))]
         self.trained = [bool(self.active[rounds].any()) for rounds in self._rounds]
 
-        sizes = [len(task.train) for task in client.tasks]
+        parts = [task.train for task in client.tasks]
+        sizes = list(map(len, parts))
         # sample number -> row of the data set
-        self.rows: Ints = np.concatenate([task.train for task in client.tasks])
+        self.rows: Ints = np.concatenate(parts)
         self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> task index
         self.test: list[Ints] = [task.test for task in client.tasks]
         self._class_scopes(client, (room or stream.tasks, stream.classes))

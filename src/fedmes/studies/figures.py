@@ -200,10 +200,9 @@ def memory(outcomes: Sequence[Outcome]) -> Figures:
 def _acc_all(metrics: Iterable[Any], score: str, several: bool) -> Curve:
     """The numbers of several runs as one curve."""
     found = [each[score]["acc_all"] for each in metrics]
-    mean = np.array([number["mean"] for number in found], dtype=float)
-    std = np.full_like(mean, np.nan)
-    if several:
-        std[:] = [number["std"] for number in found]
+    mean, std = np.array([(number["mean"], number["std"]) for number in found], dtype=float).T
+    if not several:
+        std = np.full_like(std, np.nan)
     return Curve(mean, std)
 
 

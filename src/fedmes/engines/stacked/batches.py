@@ -61,9 +61,9 @@ class Batches:
         self.scope = scope
         scales = [samples.scale(f.normalisation) for f in federations]
         self.offset, self.divisor = map(torch.stack, zip(*scales, strict=True))
-        plans = [f.plans for f in federations]
+        self.plans: Grid = [f.plans for f in federations]
         # [seed, client, task, class]
-        self.blocks_so_far = self.table(lambda plan: plan.blocks_so_far, plans)
+        self.blocks_so_far = self.table(lambda plan: plan.blocks_so_far, self.plans)
 
     def table(self, function: Callable[..., Any], *grids: Grid) -> Tensor:
         """A function's numbers for each client, on the device: [seed, client, ...]."""

@@ -13,13 +13,14 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from operator import itemgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from fedmes.engines import wire
@@ -61,10 +62,10 @@ class StackedEngine:
         self.samples = samples
         self.device = samples.device
         self.federations = list(federations)
-        self.plans = [f.plans for f in federations]
+        self.batches = Batches(samples, federations, method.config.train.scope)
+        self.plans = self.batches.plans
         self.seeds = len(self.plans)
         self.clients = len(self.plans[0])
-        self.batches = Batches(samples, federations, method.config.train.scope)
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         for protocol in self.protocols.values():
             protocol.method.net.mapped = True
@@ -106,9 +107,9 @@ class StackedEngine:
         self.lanes = [Lane(self.method, self.batches, self.widths, longest, self._clients)]
         # A module serves one thread at a time, so every lane has its own method and network;
         # frozen parameters are shared.
-        frozen = [p for part in self.method.net.frozen for p in part.parameters()]
+        frozen = list(chain.from_iterable(map(nn.Module.parameters, self.method.net.frozen)))
         for _ in range(lanes - 1):
-            method = copy.deepcopy(self.method, {id(p): p for p in frozen})
+            method = copy.deepcopy(self.method, dict(zip(map(id, frozen), frozen, strict=True)))
             self.lanes.append(Lane(method, self.batches, self.widths, longest, self._clients))
         self._crew = ThreadPoolExecutor(lanes)
 
@@ -233,7 +234,7 @@ class StackedEngine:
             if len(self.lanes) == 1:
                 self.lanes[0].train(plans[0].timetable)
             else:
-                tables = [plan.timetable for plan in plans]
+                tables = map(attrgetter("timetable"), plans)
                 list(self._crew.map(Lane.train, self.lanes, tables))
         finally:
             torch.set_num_threads(threads)
