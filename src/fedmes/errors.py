@@ -39,7 +39,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """An error for a name that does not exist, with the nearest one that does."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"known: {', '.join(known)}"
-    if near:
-        hint = f"did you mean '{near[0]}'?"
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}'; {hint}")

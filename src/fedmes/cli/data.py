@@ -24,9 +24,7 @@ def list_data(root: Root = None) -> None:
 
     root = root or data_root()
     for name, entry in CATALOG.items():
-        state = "found"
-        if not find(name, root):
-            state = "not found"
+        state = "found" if find(name, root) else "not found"
         print(f"{name:<16} {state:<10} {entry.summary}")
     print(f"\nlooked for in {root} (FEDMES_DATA or --root names another folder)")
 

@@ -123,7 +123,7 @@ def comparison(results: Sequence[Result], width: int) -> RenderableType:
         needed = 113
     everywhere = set.intersection(*(set(result.notes) for result in results))
     shared = [note for note in results[0].notes if note in everywhere]
-    notes = [_printable(line) for line in _notes(shared)]
+    notes = list(map(_printable, _notes(shared)))
     if width >= needed:
         return Group(_compared(results, list(SHORT_SCORES), costs=True), *notes)
     return Group(

@@ -47,7 +47,7 @@ def bench(
                 )
     title = device_name(where)
     if json:
-        print(dumps({"device": title, "rows": [asdict(row) for row in rows]}, indent=2))
+        print(dumps({"device": title, "rows": list(map(asdict, rows))}, indent=2))
     else:
         Console().print(render.bench(f"{title}, {precision}", rows))
 

@@ -48,9 +48,7 @@ def short_sha256(sha256: str | None) -> str:
 
 def natural(text: str, decimals: bool = False) -> list[tuple[int, float, str]]:
     """A key to sort by: task2 before task10; with `decimals`, 0.25 before 0.5."""
-    number = r"(\d+)"
-    if decimals:
-        number = r"(\d+(?:\.\d+)?)"
+    number = r"(\d+(?:\.\d+)?)" if decimals else r"(\d+)"
     key: list[tuple[int, float, str]] = []
     for part in re.split(number, text):
         if part.isdecimal():

@@ -121,9 +121,7 @@ def _explain(
     # Members of a union appear in the location too; only identifiers are keys.
     parts = [*filter(None, [section]), *first["loc"]][:2]
     key = ".".join(part for part in parts if isinstance(part, str) and part.isidentifier())
-    where = ""
-    if source:
-        where = f" in {source}"
+    where = f" in {source}" if source else ""
     if first["type"] == "extra_forbidden":
         text = str(unknown("key", key, known or _siblings(key)))
         return UserError(text.replace("';", f"'{where};", 1))

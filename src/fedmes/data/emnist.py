@@ -111,8 +111,6 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     except (OSError, EOFError, zlib.error, struct.error) as error:
         raise UserError(f"{path}: truncated or damaged ({error}); fetch it again") from None
     if len(body) != count:
-        more = f"{len(body):,}"
-        if len(body) > count:
-            more = "more"
+        more = "more" if len(body) > count else f"{len(body):,}"
         raise UserError(f"{path}: truncated or damaged ({more} bytes for {shape}); fetch it again")
     return np.frombuffer(body, np.uint8).reshape(shape)

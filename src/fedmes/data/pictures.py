@@ -71,9 +71,7 @@ def plain(picture: Image.Image) -> Image.Image:
                 "save it with 8 or 16 bits, unsigned"
             )
         return Image.fromarray(_eight_bits(np.asarray(picture)))
-    mode = "RGB"
-    if picture.mode in ("1", "L", "LA", "La"):
-        mode = "L"
+    mode = "L" if picture.mode in ("1", "L", "LA", "La") else "RGB"
     if picture.has_transparency_data:
         if picture.mode == "La":  # converts to nothing but LA
             picture = picture.convert("LA")

@@ -94,9 +94,7 @@ class _Tail:
     def __init__(self, path: Path, listener: Watcher | None) -> None:
         self.path = path
         self.listener = listener
-        self.offset = 0
-        if path.is_file():
-            self.offset = path.stat().st_size
+        self.offset = path.stat().st_size if path.is_file() else 0
         self.error = ""  # of the server, if it failed
 
     def read(self) -> None:

@@ -121,9 +121,7 @@ def stale(directory: Path, now: Mapping[str, str | None], config: Config) -> lis
 def refuse(place: Path, changes: list[str], remedy: str = "--again runs it again") -> None:
     """Refuse to use a run that was made from something else."""
     if changes:
-        have = "have"
-        if len(changes) == 1:
-            have = "has"
+        have = "has" if len(changes) == 1 else "have"
         raise UserError(
             f"{place}: {', '.join(changes)} {have} changed since this run was made; {remedy}"
         )

@@ -177,7 +177,7 @@ class Net:
 
     @property
     def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.initial.values())
+        return sum(map(Tensor.numel, self.initial.values()))
 
     def logits(self, params: Tensors, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Class scores; with a key, dropout is on."""

@@ -354,7 +354,7 @@ def build(
         if not isinstance(made, nn.Module):
             raise UserError(f"model {name}: {type(made).__name__} is not a torch.nn.Module")
         module: Any = made
-        if any(is_lazy(p) for p in made.parameters()) and hasattr(module, "features"):
+        if any(map(is_lazy, made.parameters())) and hasattr(module, "features"):
             x = torch.zeros(1, *shape) if samples is None else samples
             module.head(module.features(x))  # lazy layers draw their weights now
     return made
@@ -372,7 +372,7 @@ def outline(
 def _check_size(factory: Make, name: str, *arguments: Any) -> None:
     try:
         made = outline(factory, name, *arguments)
-        weights = sum(p.numel() for p in made.parameters())
+        weights = sum(map(Tensor.numel, made.parameters()))
     except RuntimeError as error:  # more than can be counted
         raise UserError(f"model {name} cannot be made ({str(error).splitlines()[0]})") from None
     limits.check_memory(4.0 * weights, f"model {name}")

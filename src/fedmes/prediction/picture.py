@@ -60,9 +60,7 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
     figure = Figure(figsize=(width * INCHES, height * INCHES))
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width), ylim=(height, 0), autoscale_on=False)
     ax.set_axis_off()
-    head = "no stored samples vote"
-    if most:
-        head = "nearest stored samples: label (task), distance"
+    head = "nearest stored samples: label (task), distance" if most else "no stored samples vote"
     _words(ax, LEFT, 0.2, head, INK)
     for row, (item, prediction) in enumerate(found):
         top = 0.4 + HEIGHT * row

@@ -189,7 +189,7 @@ def _open(directory: Path) -> Run:
 
 def _release(version: str) -> list[int]:
     """Its first two numbers: files of a later patch release can be read."""
-    return [int(number) for number in re.findall(r"\d{1,9}", version)[:2]]
+    return list(map(int, re.findall(r"\d{1,9}", version)[:2]))
 
 
 def _check(run: Run, content: Mapping[str, Any]) -> None:
@@ -290,7 +290,7 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def differing(configs: Iterable[Config]) -> list[str]:
     """The options that are not the same in all of these."""
-    first, *others = [config.options() for config in configs]
+    first, *others = map(Config.options, configs)
     found: dict[str, None] = {}
     for other in others:
         for key in first | other:  # an option of a custom method is not in all

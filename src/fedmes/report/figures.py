@@ -28,9 +28,7 @@ from fedmes.results.labels import ACCURACIES, SHORT_SCORES
 
 def per_task(runs: Sequence[Run]) -> Figure:
     """Accuracy and forgetting after each task, with a band of one standard deviation over seeds."""
-    band = 0.15
-    if len(runs) > 7:
-        band = 0.07  # many bands cover each other
+    band = 0.15 if len(runs) <= 7 else 0.07  # many bands cover each other
     with mpl.sheet(2, 2, 5.2) as (figure, axes):
         for row, spec in enumerate((figure_specs.accuracy(runs), figure_specs.forgetting(runs))):
             for ax, score in zip(axes[row], SHORT_SCORES, strict=True):
@@ -105,9 +103,7 @@ def _write_values(ax: Axes, values: Any) -> None:
     """Each value into its cell, white where the cell is dark."""
     for (t, i), value in np.ndenumerate(values):
         if value == value:
-            ink = INK
-            if value > 0.78:
-                ink = "white"
+            ink = "white" if value > 0.78 else INK
             ax.text(i, t, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=ink)
 
 
@@ -120,9 +116,7 @@ def small_multiples(
     if len(panels) <= 10:
         columns = min(5, len(panels))
     lines = math.ceil(len(panels) / columns)
-    most_ticks = 8
-    if runs[0].config.tasks > 12:
-        most_ticks = 4
+    most_ticks = 4 if runs[0].config.tasks > 12 else 8
     with mpl.sheet(lines, columns, 1.0 + 1.35 * lines, sharey=True) as (figure, axes):
         for ax, panel in zip(axes.flat, panels, strict=False):
             for line in panel.items:

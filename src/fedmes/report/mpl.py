@@ -148,7 +148,7 @@ def whole_ticks(ax: Axes, most: int = 8) -> None:
 
 def client_ticks(ax: Axes, names: Sequence[str]) -> None:
     """Clients by name where names are more than numbers and short enough, else by number."""
-    if sum(map(len, names)) <= 30 and not all(name.isdigit() for name in names):
+    if sum(map(len, names)) <= 30 and not all(map(str.isdigit, names)):
         ax.set_xticks(range(len(names)), names)
     else:
         whole_ticks(ax)

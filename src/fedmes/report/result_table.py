@@ -75,9 +75,9 @@ def csv_table(groups: Sequence[Group]) -> Table:
         heads += [f"{score}_{key}_mean", f"{score}_{key}_std"]
     heads += ["up_bytes", "down_bytes"]
     heads += ["seconds_train", "seconds_total", "seconds_communication_modelled"]
-    rows = []
+    rows: list[list[Cell]] = []
     for group in groups:
-        rows += [_csv_cells(row) for row in rows_of(group)]
+        rows += map(_csv_cells, rows_of(group))
     return Table("", heads, rows)
 
 

@@ -111,9 +111,7 @@ def _how_compared(group: Group) -> str:
 def _table(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
     winners = best(rows)
     scales = {score: _strip_scale(rows, score) for score in SCORES}
-    seeds = "One seed"
-    if len(group.seeds) > 1:
-        seeds = "Mean ± standard deviation over seeds"
+    seeds = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
     return {
         "heads": _heads(),
         "rows": [_table_row(group, row, winners, scales) for row in rows],

@@ -61,7 +61,7 @@ def write_report(
         if csv is not None:
             _write(csv, as_csv([result_table.csv_table(groups)]))
         if latex is not None:
-            tables = [as_latex(result_table.latex_table(group)) for group in groups]
+            tables = map(as_latex, map(result_table.latex_table, groups))
             _write(latex, "\n".join(tables))
         if figures is not None:
             _save_figures(groups, figures)

@@ -45,9 +45,7 @@ def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None
     except OSError as error:
         for part in folder.glob("round-*.part"):
             part.unlink(missing_ok=True)
-        there = "there is none yet"
-        if _rounds(folder):
-            there = "the last one is intact"
+        there = "the last one is intact" if _rounds(folder) else "there is none yet"
         raise UserError(
             f"{folder}: no checkpoint could be written ({error.strerror}); {there}; "
             f"to resume: fedmes resume {run}"

@@ -49,9 +49,7 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
         scores: dict[float, Cell] = {}
         for run in there(grid):
             scores[run.config.optim.lr] = Number(rate_score(run))
-        best = OPEN
-        if method in chosen:
-            best = f"{chosen[method]:g}"
+        best = f"{chosen[method]:g}" if method in chosen else OPEN
         rows.append([method, *(scores.get(rate, OPEN) for rate in RATES), best])
     default = BENCHMARKS[benchmark].defaults.get("optim", {}).get("lr", 1e-3)
     notes = [
