@@ -73,22 +73,23 @@ def activation_bytes(net: Net, samples: Samples) -> float:
     params = cast(net.initial, samples.device, samples.dtype)
     params = map_entries(lambda p: p.detach().clone().requires_grad_(), params)
     # weights are there once, and what is frozen once for all clients
-    own = {p.data_ptr() for p in params.values()}
-    for part in net.frozen:
-        own |= {t.data_ptr() for t in (*part.parameters(), *part.buffers())}
-    saved = 0
+    module = net.parts
+    weights = {_place(t) for t in (*params.values(), *module.parameters(), *module.buffers())}
+    saved: dict[int, int] = {}  # several layers may need the same numbers
 
     def note(tensor: Tensor) -> Tensor:
-        nonlocal saved
-        if tensor.data_ptr() not in own:
-            saved += tensor.nbytes
+        saved[_place(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     rows = torch.zeros(2, dtype=torch.int64, device=samples.device)
     x = samples.take(rows, samples.scale(None))
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
-        net.logits(params, x)
-    return saved / 2
+        _kept = net.logits(params, x)  # while it lives, no place is used twice
+    return sum(size for place, size in saved.items() if place not in weights) / 2
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def free_bytes(device: torch.device) -> int:

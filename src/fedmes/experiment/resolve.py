@@ -131,7 +131,9 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
         )
     compiled = config.engine.compile
     if compiled == "auto":
-        compiled = device == "cuda"
+        # All clients' samples pass what is frozen together, in kernels that are large already: to
+        # compile a body of 50 layers takes minutes and saves less.
+        compiled = device == "cuda" and not net.frozen
     decided: dict[str, Any] = {
         "engine.name": engine,
         "engine.compile": compiled and engine == "stacked",

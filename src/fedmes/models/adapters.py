@@ -18,26 +18,32 @@ class LowRank(nn.Module):
     """layer(x) + up(down(x)), where `down` leads to `rank` channels and `up` back.
 
     Under `vmap` the frozen layer has no client axis: all clients' samples pass it as one batch.
+    What is a product by channel is written as one, so that it becomes a batched product over
+    clients and not a convolution with a group for each.
     """
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
         super().__init__()
         self.layer = layer.requires_grad_(False)
-        # A copy keeps whatever the layer does to its input: stride, dilation, its way of padding.
-        self.down = copy.deepcopy(layer)
-        self.down.weight = nn.Parameter(torch.empty(rank, *layer.weight.shape[1:]))
-        self.down.bias = None
-        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
-        self.up: nn.Linear | nn.Conv2d
-        if isinstance(layer, nn.Linear):
-            self.up = nn.Linear(rank, layer.out_features, bias=False)
-        else:
-            self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
-            self.down.out_channels = rank
+        outputs, inputs = layer.weight.shape[:2]
+        self.up = nn.Linear(rank, outputs, bias=False)
         nn.init.zeros_(self.up.weight)
+        self.down: nn.Linear | nn.Conv2d = nn.Linear(inputs, rank, bias=False)
+        if isinstance(layer, nn.Conv2d) and not _by_pixel(layer):
+            self.down = _narrowed(layer, rank)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) + self.up(self.down(x))
+        if isinstance(self.layer, nn.Linear):
+            return self.layer(x) + self._change(x)
+        low = self.down(x) if isinstance(self.down, nn.Conv2d) else x
+        return self.layer(x) + self._change(low.movedim(1, -1)).movedim(-1, 1)
+
+    def _change(self, x: Tensor) -> Tensor:
+        """For channels at the end, [..., C]. A table of rows makes it one product per client."""
+        rows = x.flatten(0, -2)
+        if isinstance(self.down, nn.Linear):
+            rows = self.down(rows)
+        return self.up(rows).unflatten(0, x.shape[:-1])
 
     @property
     def weight(self) -> Tensor:
@@ -54,6 +60,22 @@ class LowRank(nn.Module):
         layer = copy.deepcopy(self.layer)
         layer.weight = nn.Parameter(self.weight)
         return layer
+
+
+def _by_pixel(layer: nn.Conv2d) -> bool:
+    """Does each pixel depend on the same pixel alone?"""
+    return layer.kernel_size == layer.stride == (1, 1) and layer.padding in ((0, 0), 0, "valid")
+
+
+def _narrowed(layer: nn.Conv2d, rank: int) -> nn.Conv2d:
+    """A convolution like this one, to fewer channels."""
+    # A copy keeps whatever the layer does to its input: stride, dilation, its way of padding.
+    down = copy.deepcopy(layer)
+    down.weight = nn.Parameter(torch.empty(rank, *layer.weight.shape[1:]))
+    down.bias = None
+    down.out_channels = rank
+    nn.init.kaiming_uniform_(down.weight, a=math.sqrt(5))
+    return down
 
 
 def adapt(module: nn.Module, rank: int) -> int:

@@ -39,7 +39,12 @@ class SameConv2d(nn.Conv2d):
         for size in (x.shape[-1], x.shape[-2]):
             total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
             pads += [total // 2, total - total // 2]
-        return super().forward(F.pad(x, pads))
+        left, right, top, bottom = pads
+        if left == right and top == bottom:  # the convolution pads by itself, without a copy
+            return F.conv2d(x, self.weight, self.bias, stride, (top, left), groups=self.groups)
+        # padded with channels at the end, where they stay if they are there already
+        padded = F.pad(x.movedim(1, -1), [0, 0, *pads]).movedim(-1, 1)
+        return super().forward(padded)
 
 
 def _convolution(
@@ -73,7 +78,8 @@ class Pool(nn.Module):
     """The mean over all pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mean((-2, -1))
+        # written with channels at the end, so that gradients come back in that layout too
+        return x.movedim(1, -1).mean((1, 2))
 
 
 class EfficientNetLite0(nn.Module):

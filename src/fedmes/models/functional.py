@@ -11,9 +11,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vjp, vmap
 
 from fedmes.errors import UserError
+from fedmes.models.frozen_norm import simplify_frozen_norms
 from fedmes.models.networks import MODELS
 from fedmes.tensors import Tensors, map_entries
 
@@ -140,6 +141,7 @@ class Net:
         self.frozen_sha256: str | None = None
         if frozen:
             self.frozen_sha256 = _sha256(frozen | dict(module.named_buffers()))
+        simplify_frozen_norms(self.frozen)
         if samples is None:
             samples = torch.linspace(-1, 1, 3 * math.prod(shape)).reshape(3, *shape)
         self.samples = samples
@@ -206,9 +208,14 @@ class Net:
     ) -> tuple[Tensors, Any]:
         """Gradient and value of a loss; with `has_aux` the loss is the first of a pair of
         values."""
-        if self.mapped:
+        if not self.mapped:
+            return self._plain_gradient(loss, params, has_aux)
+        if torch.compiler.is_compiling():
             return grad_and_value(loss, has_aux=has_aux)(params)
-        return self._plain_gradient(loss, params, has_aux)
+        # The same, without what `grad_and_value` keeps for a second derivative: half the memory.
+        value, pull_back, *aux = vjp(loss, params, has_aux=has_aux)
+        (gradient,) = pull_back(torch.ones_like(value), retain_graph=False, create_graph=False)
+        return gradient, (value, *aux) if has_aux else value
 
     def _plain_gradient(
         self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool
@@ -238,6 +245,8 @@ class Net:
         """Can torch map a step and a prediction over clients? Not every layer has a rule for that
         (a GRU has none), and a module that depends on `self.training` cannot be in training for a
         batch and not for a memory batch in the same step."""
+        if self.ours:
+            return True
         params = map_entries(lambda p: p.expand(2, 2, *p.shape).clone(), self.initial)
         x = self.samples.expand(2, 2, *self.samples.shape).clone()
         keys = torch.tensor([1, DROPOUT_OFF])

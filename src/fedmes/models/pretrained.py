@@ -48,7 +48,9 @@ class AsTrained(nn.Module):
             smaller = max(height, width) > self.size
             size = (self.size, self.size)
             x = F.interpolate(x, size, mode="bicubic", antialias=smaller).clamp(0, 1)
-        return (x - self.mean) / self.std  # one channel becomes three here
+        x = (x - self.mean) / self.std  # one channel becomes three here
+        # Channels last: convolutions keep this layout, and it is the one they are fastest in.
+        return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 class EqualLength(nn.Module):
@@ -96,6 +98,8 @@ class Pretrained(nn.Module):
         for layer in self.rest.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.requires_grad_(False)
+        _channels_last(self.front)
+        _channels_last(self.rest)
         self.head = nn.Linear(body.width, classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -112,6 +116,15 @@ def _adapted(module: nn.Module, rank: int) -> None:
     if rank > most:
         raise UserError(f"model.rank: {rank}, but no layer of the network has more than {most}")
     adapt(module, rank)
+
+
+def _channels_last(module: nn.Module) -> None:
+    """Frozen filters in the layout of the images, by which torch also chooses that of gradients."""
+    for parameter in module.parameters():
+        if parameter.ndim == 4 and not parameter.requires_grad:
+            # `contiguous` would leave filters of one pixel or one channel as they are
+            last = torch.empty_like(parameter, memory_format=torch.channels_last)
+            parameter.data = last.copy_(parameter)
 
 
 def _divided(stages: list[nn.Module], train: str) -> tuple[list[nn.Module], list[nn.Module]]:

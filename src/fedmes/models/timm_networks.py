@@ -49,6 +49,7 @@ def maker(name: str) -> Callable[..., Pretrained]:
         size: int | None = None,
     ) -> Pretrained:
         network = _network(timm, short, weights, size)
+        network = timm.layers.freeze_batch_norm_2d(network)
         about = network.pretrained_cfg
         _refuse_size(network, size or about["input_size"][-1], name)
         body = Body(

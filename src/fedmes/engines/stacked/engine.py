@@ -74,6 +74,7 @@ class StackedEngine:
         self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
         self._compile = compiled
+        self._prepared = False
 
         self.ctx = self._contexts([[IDLE] * self.clients] * self.seeds)
         initial = cast(_stacked([f.initial for f in federations]), self.device, samples.dtype)
@@ -228,9 +229,8 @@ class StackedEngine:
         if len(self.lanes) > 1:
             torch.set_num_threads(1)  # each lane has its own thread
         try:
-            if self._compile:
-                self._compile = False
-                self._compile_step()
+            if not self._prepared:
+                self._prepare_steps()
             if len(self.lanes) == 1:
                 self.lanes[0].train(plans[0].timetable)
             else:
@@ -239,20 +239,21 @@ class StackedEngine:
         finally:
             torch.set_num_threads(threads)
 
-    def _compile_step(self) -> None:
+    def _prepare_steps(self) -> None:
         start = time.perf_counter()
         try:
             for lane in self.lanes:
-                lane.compile()
+                lane.prepare(self._compile)
         except Exception as error:  # compilers fail in many ways; the run continues without
+            what = "torch.compile" if self._compile else "a CUDA graph"
             reason = (str(error).strip().splitlines() or [""])[0]
-            self.notes.append(
-                f"torch.compile failed, steps run without it ({type(error).__name__}: {reason})"
-            )
-            warnings.warn(self.notes[-1], RuntimeWarning, stacklevel=2)
+            note = f"{what} failed, steps run without it ({type(error).__name__}: {reason})"
+            self.notes.append(note)
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
             for lane in self.lanes:
                 lane.advance = lane.step
         self.compile_seconds = time.perf_counter() - start
+        self._prepared = True
 
     # --- evaluation -------------------------------------------------------------------------------
 

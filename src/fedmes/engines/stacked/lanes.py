@@ -186,6 +186,13 @@ class Lane:
         self.clock.add_(1)
         self.changed = list(new)
 
+    def prepare(self, compiled: bool) -> None:
+        """Compile the step; without the compiler, a GPU still replays it from a CUDA graph."""
+        if compiled:
+            self.compile()
+        elif self.clock.device.type == "cuda":
+            self.record()
+
     def compile(self) -> None:
         """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. The
         slots are still empty."""
@@ -210,6 +217,15 @@ class Lane:
         if cuda:
             step = self._recorded(step)
         self.advance = step
+
+    def record(self) -> None:
+        """Record the step in a CUDA graph as it is, without the compiler. The slots are still
+        empty."""
+        for _ in range(2):  # libraries set themselves up, which cannot be recorded
+            self.clock.zero_()
+            self.step()
+        torch.cuda.empty_cache()  # a graph has its own memory
+        self.advance = self._recorded(self.step)
 
     def _recorded(self, step: Callable[[], object]) -> Callable[[], object]:
         """A step that a GPU replays from a CUDA graph."""
