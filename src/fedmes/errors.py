@@ -22,6 +22,11 @@ def _shortened(line: str) -> str:
     return f"{line[:LONGEST]} ..."
 
 
+def first_line(error: Exception) -> str:
+    """Of a library's message, which may be empty."""
+    return str(error).strip().partition("\n")[0]
+
+
 class Stopped(Exception):
     """Somebody has stopped a run, which is saved and can go on."""
 

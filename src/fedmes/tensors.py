@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -28,6 +28,14 @@ def pick(entries: Mapping[str, Entry], part: str) -> dict[str, Entry]:
 def put(part: str, entries: Mapping[str, Tensor]) -> Tensors:
     """The entries, named `part.*`."""
     return {f"{part}.{name}": value for name, value in entries.items()}
+
+
+def stacked(parts: Sequence[Tensors]) -> Tensors:
+    """Several sets of the same entries as one, with a new first axis."""
+    whole: Tensors = {}
+    for name in parts[0]:
+        whole[name] = torch.stack([part[name] for part in parts])
+    return whole
 
 
 def map_entries(

@@ -14,7 +14,7 @@ from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes_plus import FedMeSPlus, log_frequency
 from fedmes.methods.losses import cross_entropy
 from fedmes.models import augmentation
-from fedmes.models.functional import hashed_uniforms
+from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import pick
 from helpers.runs_of_methods import TINY, Run, assert_same
 from helpers.small_vectors import close, doubles

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedmes.models.functional import KeyedDropout, Net, hashed_uniforms
+from fedmes.models.dropout import KeyedDropout, hashed_uniforms
+from fedmes.models.functional import Net
 from helpers.small_networks import build, key, own, samples
 
 

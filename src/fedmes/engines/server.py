@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmes.methods.base import Method
-from fedmes.tensors import Tensors, map_entries
+from fedmes.tensors import Tensors, map_entries, stacked
 
 TOO_FAR = 100  # times the median, see `screen_updates`
 MISFIT = "wrong names or shapes"
@@ -46,13 +46,11 @@ def aggregate_round(
     place = next(iter(expected.values()), torch.zeros(()))
     sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
     samples = torch.tensor([update.samples for update in all_updates]).to(place)
-    stacked: Tensors = {}
-    for name in expected:
-        stacked[name] = torch.stack([update.tensors[name] for update in all_updates])
-    verdict = screen_updates(server, stacked, sent)
+    uploads = stacked([update.tensors for update in all_updates])
+    verdict = screen_updates(server, uploads, sent)
     present = sent & (verdict == 0)
     if int(present.sum()) >= method.config.server.min_clients:
-        new = method.aggregate(server, stacked, present, samples)
+        new = method.aggregate(server, uploads, present, samples)
         if bool(finite(new, present)):
             server = server | new
         else:

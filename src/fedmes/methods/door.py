@@ -17,7 +17,7 @@ from fedmes.methods.knnper import KNNPer
 from fedmes.methods.local import Joint, Local, LocalER
 from fedmes.methods.losses import cross_entropy, cross_entropy_sum, distillation, scoped
 from fedmes.methods.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
-from fedmes.models.functional import hashed_uniforms
+from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [

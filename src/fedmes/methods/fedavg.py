@@ -12,7 +12,8 @@ from torch.func import vmap
 from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.methods.optimizers import OPTIMIZERS
-from fedmes.models.functional import DROPOUT_OFF, Net
+from fedmes.models.dropout import DROPOUT_OFF
+from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, distance, map_entries, mean_of_present, pick, put
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, distillation
 from fedmes.models.augmentation import kind_for, moved
-from fedmes.models.functional import DROPOUT_OFF, hashed_uniforms
+from fedmes.models.dropout import DROPOUT_OFF, hashed_uniforms
 from fedmes.tensors import Tensors, at, pick, put
 
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax

@@ -14,7 +14,8 @@ from fedmes.errors import UserError
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, scoped
-from fedmes.models.functional import Net, hashed_uniforms
+from fedmes.models.dropout import hashed_uniforms
+from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, at, distance, map_entries, pick, put, widened
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmes.common import limits, plugins
-from fedmes.errors import UserError
+from fedmes.errors import UserError, first_line
 from fedmes.models import timm_networks
 from fedmes.models.pretrained import Lite0
 
@@ -374,7 +374,7 @@ def _check_size(factory: Make, name: str, *arguments: Any) -> None:
         made = outline(factory, name, *arguments)
         weights = sum(map(Tensor.numel, made.parameters()))
     except RuntimeError as error:  # more than can be counted
-        raise UserError(f"model {name} cannot be made ({str(error).splitlines()[0]})") from None
+        raise UserError(f"model {name} cannot be made ({first_line(error)})") from None
     limits.check_memory(4.0 * weights, f"model {name}")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedmes.data.dataset import Dataset
 from fedmes.engines.client_data import CHUNK, Samples
-from fedmes.errors import UserError
+from fedmes.errors import UserError, first_line
 from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.models import networks
 from fedmes.prediction import inputs, makers
@@ -304,7 +304,7 @@ def load_client(
         raise UserError(f"{directory}: {error}") from None
     except Exception as error:
         # files that do not fit each other, or a custom module, may raise anything
-        text = (str(error).splitlines() or [""])[0]
+        text = first_line(error)
         raise UserError(
             f"{directory}: its files do not fit together ({type(error).__name__}: {text})"
         ) from error

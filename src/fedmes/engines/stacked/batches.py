@@ -16,6 +16,7 @@ from torch import Tensor
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.methods.base import Batch, ClientContext
+from fedmes.tensors import Tensors, cast, stacked
 
 Grid = list[list[Any]]  # [seed][client]
 NO_SAMPLES: Ints = np.zeros(0, np.int64)
@@ -41,6 +42,12 @@ def padded(grid: Grid, width: int | None = None) -> Ints:
         for k, numbers in enumerate(row):
             table[s, k, : len(numbers)] = numbers
     return table
+
+
+def initial_weights(federations: Sequence[Federation], samples: Samples) -> Tensors:
+    """Of all seeds together, [seed, ...], where the samples are."""
+    weights = stacked([federation.initial for federation in federations])
+    return cast(weights, samples.device, samples.dtype)
 
 
 class Numbers(NamedTuple):

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from fedmes.errors import first_line
+
 T = TypeVar("T")
 
 
@@ -40,8 +42,9 @@ class Captured(Generic[T]):
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self.result = self.function()
         except Exception as error:  # what cannot be recorded still runs
-            reason = (str(error).strip().splitlines() or [""])[0]
             self.capture = False
-            self.notes.append(f"a part of each round is not captured in a CUDA graph ({reason})")
+            self.notes.append(
+                f"a part of each round is not captured in a CUDA graph ({first_line(error)})"
+            )
         else:
             self.graph = graph

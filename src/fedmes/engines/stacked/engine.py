@@ -30,12 +30,13 @@ from fedmes.engines.loop import client_predictor
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import NO_AVERAGE, REJECTIONS, finite, screen_updates
 from fedmes.engines.stacked import evaluation
-from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, Numbers, each
+from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, Numbers, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Clients, Lane, LanePlan, lay_out, over, plan_lane
+from fedmes.errors import first_line
 from fedmes.methods.base import ClientContext, Method
 from fedmes.scenario.plan import Plan, Round
-from fedmes.tensors import Tensors, added, broken, cast, grown, map_entries, pick, put, widened
+from fedmes.tensors import Tensors, added, broken, grown, map_entries, pick, put, widened
 
 
 class RoundPlan(NamedTuple):
@@ -77,7 +78,7 @@ class StackedEngine:
         self._prepared = False
 
         self.ctx = self._contexts([[IDLE] * self.clients] * self.seeds)
-        initial = cast(_stacked([f.initial for f in federations]), self.device, samples.dtype)
+        initial = initial_weights(federations, samples)
         self.server = _cloned(vmap(method.server)(initial))
         self.state = _cloned(over(method.init, "sc")(initial, self.ctx))
         self._clients = Clients(self.state, self.server, self.ctx)
@@ -246,8 +247,9 @@ class StackedEngine:
                 lane.prepare(self._compile)
         except Exception as error:  # compilers fail in many ways; the run continues without
             what = "torch.compile" if self._compile else "a CUDA graph"
-            reason = (str(error).strip().splitlines() or [""])[0]
-            note = f"{what} failed, steps run without it ({type(error).__name__}: {reason})"
+            note = (
+                f"{what} failed, steps run without it ({type(error).__name__}: {first_line(error)})"
+            )
             self.notes.append(note)
             warnings.warn(note, RuntimeWarning, stacklevel=2)
             for lane in self.lanes:
@@ -370,13 +372,6 @@ def _last_round(plan: Plan, ended: int | None) -> Round | None:
 
 def _of_group(grid: Grid, group: slice) -> Grid:
     return list(map(itemgetter(group), grid))
-
-
-def _stacked(parts: Sequence[Tensors]) -> Tensors:
-    stacked: Tensors = {}
-    for name in parts[0]:
-        stacked[name] = torch.stack([part[name] for part in parts])
-    return stacked
 
 
 def _cloned(tensors: Tensors) -> Tensors:
