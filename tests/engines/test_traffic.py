@@ -128,7 +128,15 @@ ONE_WAY = dict.fromkeys(METHODS, 4 * P) | {
     "local-er": 0,
     "joint": 0,
 }
-del ONE_WAY["fedweit"]  # below
+del ONE_WAY["fedweit"], ONE_WAY["fedstats"]  # below
+
+
+def fedstats_by_hand():
+    """Up, once per task: samples by class, their features, and a triangle of products, in float32;
+    a bit each says whether they are there. Down: the same sums in float64."""
+    values = CLASSES + CLASSES * WIDTH + WIDTH * (WIDTH + 1) // 2
+    up = (3 + 4 * values, 3)
+    return {(k, t, r): (up[r], 8 * values) for k, t, r in np.ndindex(CLIENTS, TASKS, ROUNDS)}
 
 
 def fedweit_engine(options):
@@ -178,6 +186,8 @@ def test_property_11_bytes_of_a_whole_run(method, engine, tmp_path):
     in float32."""
     if method == "fedweit":
         expected = fedweit_by_hand()
+    elif method == "fedstats":
+        expected = fedstats_by_hand()
     else:
         moments = np.ndindex(CLIENTS, TASKS, ROUNDS)
         expected = dict.fromkeys(moments, (ONE_WAY[method], ONE_WAY[method]))

@@ -40,7 +40,7 @@ def test_all_entries_exist_from_the_start_in_their_final_shape(method, runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedstats"])
 def test_adam_lives_for_a_round(method, runs):
     """Its counter c1 = 1 - .9^t has counted the steps of one round: not re-created at every batch,
     not kept longer."""

@@ -154,9 +154,11 @@ def compare(out, seed, oracle, where):
             np.testing.assert_array_equal(
                 tables[name][seeds.index(seed)], values, err_msg=f"{where}: {name}"
             )
-    with (out / "rounds.csv").open() as file:
-        losses = [float(row["loss"]) for row in csv.DictReader(file) if row["seed"] == str(seed)]
-    assert losses == pytest.approx(oracle.losses, rel=NEAR), where
+    if oracle.losses[0] is not None:  # a head that is solved for has none
+        with (out / "rounds.csv").open() as file:
+            rows = [row for row in csv.DictReader(file) if row["seed"] == str(seed)]
+        losses = [float(row["loss"]) for row in rows]
+        assert losses == pytest.approx(oracle.losses, rel=NEAR), where
     assert (folder / "global.safetensors").exists() == bool(oracle.server)
     if oracle.server:
         near(load_file(folder / "global.safetensors"), oracle.server, f"{where}, server")

@@ -156,7 +156,7 @@ class Strict(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedstats"])
 def test_the_loop_calls_a_module_as_a_user_would(tables, method, channels):
     Strict.seen = set()
     driven(prepared(tables, Strict, channels, method, "loop"))

@@ -8,12 +8,14 @@ import torch
 from safetensors.torch import load_file
 
 from oracle import fedmes_plus, methods
+from oracle.fedstats import FedStats
 from oracle.fedweit import FedWeIT
 from oracle.scenario import Scenario
 
 METHODS = {
     "fedavg": methods.FedAvg, "fedprox": methods.FedProx, "ditto": methods.Ditto, "fedrep": methods.FedRep,
     "fedagem": methods.FedAGEM, "fedweit": FedWeIT, "fedmes": methods.FedMeS, "fedmes-plus": fedmes_plus.FedMeSPlus,
+    "fedstats": FedStats,
     "knn-per": methods.KNNPer, "flwf": methods.FLwF, "flwf-2t": methods.FLwF2T,
     "local": methods.Local, "local-er": methods.LocalER, "joint": methods.Joint,
 }  # fmt: skip

@@ -114,6 +114,20 @@ class Flwf2tOptions(MethodOptions):
         return self
 
 
+class FedstatsOptions(MethodOptions):
+    """FedStats."""
+
+    head: Literal["lda", "ridge"] = option(
+        "lda", "what is solved for. `lda`: linear discriminant analysis; `ridge`: ridge regression."
+    )
+    ridge: Annotated[float, Field(gt=0)] = option(
+        1.0, "added to the diagonal of the matrix that is inverted, relative to its mean"
+    )
+    own: NotNegative = option(
+        1.0, "how often a client's own sums count in addition to those of all clients"
+    )
+
+
 class FedweitOptions(MethodOptions):
     """FedWeIT."""
 

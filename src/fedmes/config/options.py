@@ -16,6 +16,7 @@ from fedmes.config.method_options import (
     FedmesOptions,
     FedmesplusOptions,
     FedproxOptions,
+    FedstatsOptions,
     FedweitOptions,
     Flwf2tOptions,
     FlwfOptions,
@@ -53,7 +54,8 @@ class Engine(Section):
     )
     compile: bool | Literal["auto"] = option(
         "auto",
-        "auto, true or false: compile the stacked step with `torch.compile`. `auto`: on a GPU.",
+        "auto, true or false: compile the stacked step with `torch.compile`. `auto`: on a GPU, for "
+        "networks without frozen parts.",
     )
 
 
@@ -169,6 +171,7 @@ class Config(Section):
     fedweit: FedweitOptions = section(FedweitOptions)
     fedmes: FedmesOptions = section(FedmesOptions)
     fedmesplus: FedmesplusOptions = section(FedmesplusOptions)
+    fedstats: FedstatsOptions = section(FedstatsOptions)
     knnper: KnnperOptions = section(KnnperOptions)
     flwf: FlwfOptions = section(FlwfOptions)
     flwf2t: Flwf2tOptions = section(Flwf2tOptions)

@@ -10,6 +10,7 @@ from fedmes.methods.fedmes import FedMeS
 from fedmes.methods.fedmes_plus import FedMeSPlus
 from fedmes.methods.fedprox import FedProx
 from fedmes.methods.fedrep import FedRep
+from fedmes.methods.fedstats import FedStats
 from fedmes.methods.fedweit import FedWeIT
 from fedmes.methods.flwf import FLwF, FLwF2T
 from fedmes.methods.knn import MemoryVote, Voting, kernel_exponent, mix, neighbours, votes
@@ -21,10 +22,10 @@ from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [
-    "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM",
-    "FedAvg", "FedMeS", "FedMeSPlus", "FedProx", "FedRep", "FedWeIT", "Joint", "KNNPer",
-    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Tensors",
-    "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance", "distillation", "dot",
-    "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix", "neighbours", "option",
-    "pick", "put", "scoped", "votes",
+    "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext", "Ditto", "FLwF", "FLwF2T",
+    "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus", "FedProx", "FedRep", "FedStats", "FedWeIT",
+    "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions",
+    "Optimizer", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance",
+    "distillation", "dot", "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix",
+    "neighbours", "option", "pick", "put", "scoped", "votes",
 ]  # fmt: skip

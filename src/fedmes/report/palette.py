@@ -43,6 +43,7 @@ KNOWN = {
     "fedprox": Look(4, 1, 0),
     "ditto": Look(5, 0, 1),
     "fedrep": Look(5, 1, 2),
+    "fedstats": Look(3, 1, 5),
     "local": Look(7, 0, 3),
     "local-er": Look(7, 1, 4),
     "joint": Look(7, 2, 5),

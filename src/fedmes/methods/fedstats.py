@@ -1,0 +1,149 @@
+"""FedStats: heads that are solved for from sums of features, and so cannot forget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedmes.config.method_options import FedstatsOptions
+from fedmes.errors import UserError
+from fedmes.methods.base import Batch, ClientContext
+from fedmes.methods.fedavg import FedAvg
+from fedmes.models.functional import Net
+from fedmes.tensors import Tensors, pick, put, widened
+
+if TYPE_CHECKING:
+    from fedmes.config.options import Config
+
+# Features are rounded to this grid. Sums of their products are then exact in float64, so they do
+# not depend on the order of clients and tasks, and what was added can be taken out again.
+GRID = 2.0**-12
+
+
+class FedStats(FedAvg):
+    """A client hands over sums of its features once per task; nothing is trained by gradients.
+
+    The server adds the sums up. A client solves for its own head, a linear discriminant or a ridge
+    regression, from the sums of all clients, in which its own count `1 + fedstats.own` times. The
+    body stays as it is, so use a pretrained one. Sums: `n` samples per class [C], their features
+    `s` [C, D], and products of features `g`, the upper triangle of [D, D].
+    """
+
+    Options = FedstatsOptions
+    eval_model = "personal"
+    unused = ("optim.lr", "optim.gamma")
+
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.solve = HEADS[self.options.head]
+        self.classes, self.width = net.initial["head.weight"].shape
+        if net.widths["embedding"] != self.width:
+            raise UserError("knn.features: fedstats solves for a head, which takes `fc`")
+        self.measure = self.sums
+
+    def no_sums(self, like: Tensor) -> Tensors:
+        """Before any sample; `like` says on which device."""
+        products = self.width * (self.width + 1) // 2
+        shapes = {"n": (self.classes,), "s": (self.classes, self.width), "g": (products,)}
+        new = like.new_zeros
+        return {name: new(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+    def sums(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
+        """Over the round's samples."""
+        features = self.net.embedding(pick(state, "w"), batch.x).double()
+        mask = batch.mask[:, None].double()
+        features = mask * torch.round(features / GRID) * GRID
+        classes = torch.arange(self.classes, device=batch.y.device)
+        member = mask * (batch.y[:, None] == classes)
+        rows, columns = torch.triu_indices(self.width, self.width, device=batch.y.device)
+        products = features.T @ features
+        return {"n": member.sum(0), "s": member.T @ features, "g": products[rows, columns]}
+
+    # on the server
+    def server(self, params: Tensors) -> Tensors:
+        return self.no_sums(params["head.weight"])
+
+    def aggregate(
+        self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor
+    ) -> Tensors:
+        total: Tensors = {}
+        for name, so_far in server.items():
+            sent = torch.where(widened(present, uploads[name]), uploads[name], 0)
+            total[name] = so_far + sent.double().sum(0)
+        return total
+
+    # on a client
+    def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
+        sums = self.no_sums(params["head.weight"])
+        new = {name: t.float() for name, t in sums.items()}
+        return put("w", params) | put("own", sums) | put("new", new)
+
+    def begin_round(
+        self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
+    ) -> Tensors:
+        """In the first round of a task, its sums are new; in the others there is nothing to do."""
+        new = {name: torch.where(ctx.first, t, 0).float() for name, t in sums.items()}
+        own = {name: state[f"own.{name}"] + t.double() for name, t in new.items()}
+        return put("new", new) | put("own", own)
+
+    def step(
+        self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
+    ) -> Tensors:
+        return {"new.n": state["new.n"]}  # nothing changes
+
+    def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
+        sent: Tensors = {}
+        for name, t in pick(state, "new").items():
+            sent[name] = t
+            sent[f"{name}#mask"] = ctx.first.reshape([1] * t.ndim)
+        return sent
+
+    def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
+        return {"samples": state["new.n"].sum()}
+
+    def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
+        own = {"personal": self.options.own, "global": 0.0}[self.eval_model]
+        sums = {name: broadcast[name] + own * state[f"own.{name}"] for name in ("n", "s", "g")}
+        weight, bias = self.solve(
+            sums["n"], sums["s"], self.products(sums["g"]), self.options.ridge
+        )
+        w = pick(state, "w")
+        head = {"head.weight": weight.to(w["head.weight"].dtype)}
+        if "head.bias" in w:
+            head["head.bias"] = bias.to(w["head.bias"].dtype)
+        return put("w", w | head)
+
+    def products(self, triangle: Tensor) -> Tensor:
+        """All products [D, D] from their upper triangle."""
+        place = torch.arange(self.width, device=triangle.device)
+        low = torch.minimum(place[:, None], place)
+        high = torch.maximum(place[:, None], place)
+        return triangle[low * (2 * self.width - low - 1) // 2 + high]
+
+
+def discriminant(n: Tensor, s: Tensor, g: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Linear discriminant analysis: class means under one covariance, shrunk towards a sphere."""
+    means = s / n.clamp(min=1)[:, None]
+    within = (g - means.T @ s) / n.sum().clamp(min=1)
+    weight = _solved(within, ridge, means.T).T
+    return weight, -(weight * means).sum(1) / 2
+
+
+def regression(n: Tensor, s: Tensor, g: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Least squares on one-hot classes."""
+    weight = _solved(g, ridge, s.T).T
+    return weight, torch.zeros_like(n)
+
+
+def _solved(matrix: Tensor, ridge: float, right: Tensor) -> Tensor:
+    """With `ridge` times the mean of the diagonal added to it; 0, if there was no sample."""
+    diagonal = ridge * matrix.diagonal().mean()
+    empty = diagonal <= 0
+    shift = torch.where(empty, 1, diagonal)
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.solve(matrix + shift * identity, right)
+
+
+HEADS = {"lda": discriminant, "ridge": regression}

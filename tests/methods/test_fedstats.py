@@ -1,0 +1,149 @@
+"""FedStats: what sums that cannot forget promise, exactly."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmes import config
+from fedmes.engines.loop import LoopEngine
+from fedmes.errors import UserError
+from fedmes.experiment.prepare import prepare
+from fedmes.methods.fedstats import GRID, discriminant, regression
+from fedmes.tensors import pick
+
+TINY = {
+    "benchmark": "synthetic", "method": "fedstats", "clients": 3, "tasks": 3, "rounds": 1,
+    "epochs": 1, "batch": 8, "model": "mlp", "model.width": 6, "data.image_size": 4,
+    "synthetic.classes": 3, "synthetic.train": 20, "synthetic.test": 4, "device": "cpu",
+    "engine.name": "loop",
+}  # fmt: skip
+
+
+def engine(**options):
+    made = prepare(config.load(None, TINY | options))
+    run = LoopEngine(made.method, made.federations, made.samples)
+    run.federations = made.federations
+    return run
+
+
+def trained(**options):
+    run = engine(**options)
+    for g in range(len(run.federations[0].plans[0].position)):
+        run.round(g)
+        run.evaluate(g)
+    return run
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name, t in a.items():
+        assert torch.equal(t, b[name]), name
+
+
+def features_of_all(run):
+    """Of every training sample of every client and task, rounded as sums are, and the labels."""
+    federation = run.federations[0]
+    rows = np.concatenate([plan.rows for plan in federation.plans])
+    net = run.method.net
+    scale = run.samples.scale(federation.normalisation)
+    x = run.samples.take(torch.from_numpy(rows), scale)
+    with torch.no_grad():
+        features = net.embedding({n: p.to(x) for n, p in net.initial.items()}, x).double()
+    return (torch.round(features / GRID) * GRID).numpy(), run.samples.y[rows].numpy()
+
+
+# --- the sums -------------------------------------------------------------------------------------
+
+
+def test_the_servers_sums_are_those_of_all_samples():
+    run = trained()
+    x, y = features_of_all(run)
+    server = run.server_state(0)
+    member = np.eye(9)[y]
+    assert server["n"].tolist() == member.sum(0).tolist()
+    np.testing.assert_allclose(server["s"], member.T @ x, rtol=1e-6)
+    np.testing.assert_allclose(run.method.products(server["g"]), x.T @ x, rtol=1e-6)
+
+
+def test_neither_the_order_nor_the_number_of_rounds_counts():
+    """Not to the last bit, with clients who come late, stay away for a while, or are asked
+    often."""
+    server = trained().server_state(0)
+    same(server, trained(rounds=3).server_state(0))
+    late = trained(**{"stream.arrival": "staggered"}).server_state(0)
+    same(server, late)
+    absent = trained(**{"rounds": 12, "faults.drop": 0.4})
+    assert any(0 < plan.active.sum() < 36 for plan in absent.federations[0].plans)
+    same(server, absent.server_state(0))
+
+
+def test_a_client_can_be_taken_out_again_exactly():
+    run = trained()
+    left = {n: t - pick(run.clients[0][1], "own")[n] for n, t in run.server_state(0).items()}
+    without = engine()
+    plan = without.federations[0].plans[1]
+    plan.active[:] = False
+    for g in range(len(plan.position)):
+        without.round(g)
+    same(left, without.server_state(0))
+    assert left["n"].sum() < run.server_state(0)["n"].sum()
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ["lda", "ridge"])
+def test_without_extra_weight_a_client_has_the_solution_on_all_data(head):
+    """numpy's, from the samples themselves."""
+    run = trained(
+        **{
+            "fedstats.own": 0,
+            "fedstats.head": head,
+            "fedstats.ridge": 0.5,
+            "engine.precision": "float64",
+        }
+    )
+    x, y = features_of_all(run)
+    means = np.stack([x[y == c].mean(0) for c in range(9)])
+    if head == "lda":
+        matrix, right = np.cov((x - means[y]).T, bias=True), means
+    else:
+        matrix, right = x.T @ x, np.eye(9)[y].T @ x
+    matrix = matrix + 0.5 * np.trace(matrix) / 6 * np.eye(6)
+    weight = right @ np.linalg.inv(matrix)
+    model = pick(run.predictor(0, 2), "w")
+    near = 1e-6 * np.abs(weight).max()  # sums travel in float32
+    np.testing.assert_allclose(model["head.weight"], weight, rtol=0, atol=near)
+    bias = -(weight * means).sum(1) / 2 if head == "lda" else np.zeros(9)
+    np.testing.assert_allclose(model["head.bias"], bias, rtol=1e-6, atol=near)
+
+
+def test_own_sums_count_more():
+    """Where they outweigh all others, a client solves for its own samples alone."""
+    run = trained(**{"fedstats.own": 1e9})
+    own = pick(run.clients[0][0], "own")
+    weight, _ = discriminant(own["n"], own["s"], run.method.products(own["g"]), 1.0)
+    found = run.predictor(0, 0)["w.head.weight"].double()
+    met = own["n"] > 0
+    assert 0 < met.sum() < 9
+    torch.testing.assert_close(found[met], weight[met], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("solve", [discriminant, regression])
+def test_without_a_sample_there_is_no_opinion(solve):
+    zeros = torch.zeros(3, 4, dtype=torch.float64)
+    weight, bias = solve(zeros[:, 0], zeros, torch.zeros(4, 4, dtype=torch.float64), 1.0)
+    assert not weight.any() and not bias.any()
+
+
+def test_the_triangle_is_unfolded():
+    method = engine().method
+    square = torch.randn(6, 6, dtype=torch.float64)
+    square = square + square.T
+    rows, columns = torch.triu_indices(6, 6)
+    assert torch.equal(method.products(square[rows, columns]), square)
+
+
+def test_neighbours_elsewhere_are_refused():
+    with pytest.raises(UserError, match=r"knn\.features: .*`fc`"):
+        engine(**{"model": "cnn2", "data.image_size": 8, "knn.features": "conv"})
