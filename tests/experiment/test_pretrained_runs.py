@@ -8,6 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedmes
+from fedmes import config
+from fedmes.experiment import resolve
+from fedmes.experiment.prepare import prepare
+from fedmes.models.networks import CNN2
 from fedmes.prediction.client import load_client
 from helpers.frozen_front import TINY, WIDTH, Small, clients, scores
 
@@ -48,6 +52,22 @@ def test_engines_agree_where_more_than_the_head_is_trained(train):
     for mine, theirs in zip(clients(loop), clients(stacked), strict=True):
         for name, value in mine.items():
             torch.testing.assert_close(theirs[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_the_engine_that_suits_a_network_with_a_frozen_front():
+    """Features that are vectors are stacked on a CPU too; what has frozen parts is not compiled on
+    a GPU."""
+
+    def decided(device, make=Small, **options):
+        asked = config.load(None, TINY | {"engine.compile": "auto"} | options)
+        made = prepare(asked, {"model": make})
+        engine = resolve._engine(asked, made.method.net, "small", device)
+        return engine["engine.name"], engine["engine.compile"]
+
+    assert decided("cpu") == ("stacked", False)
+    assert decided("cpu", **{"model.cache": "off"}) == ("loop", False)
+    assert decided("cuda") == ("stacked", False)
+    assert decided("cuda", CNN2) == ("stacked", True)
 
 
 def test_only_what_is_trained_is_kept_and_sent(tmp_path):

@@ -123,7 +123,8 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
     # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
     if engine == "auto":
         engine = "loop"
-        if (device == "cuda" or model in ("linear", "mlp")) and net.stackable():
+        vectors = net.takes_features and net.samples.ndim == 2
+        if (device == "cuda" or vectors or model in ("linear", "mlp")) and net.stackable():
             engine = "stacked"
     elif engine == "stacked" and not net.stackable():
         raise UserError(
