@@ -120,7 +120,7 @@ class FedstatsOptions(MethodOptions):
     head: Literal["lda", "ridge"] = option(
         "lda", "what is solved for. `lda`: linear discriminant analysis; `ridge`: ridge regression."
     )
-    ridge: Annotated[float, Field(gt=0)] = option(
+    ridge: Annotated[float, Field(ge=1e-4)] = option(
         1.0, "added to the diagonal of the matrix that is inverted, relative to its mean"
     )
     own: NotNegative = option(

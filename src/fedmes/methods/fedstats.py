@@ -143,7 +143,9 @@ def _solved(matrix: Tensor, ridge: float, right: Tensor) -> Tensor:
     empty = diagonal <= 0
     shift = torch.where(empty, 1, diagonal)
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve(matrix + shift * identity, right)
+    # not `linalg.solve`: its threads may wait for each other for ever after those of other lanes
+    factor, _ = torch.linalg.cholesky_ex(matrix + shift * identity)
+    return torch.cholesky_solve(right, factor)
 
 
 HEADS = {"lda": discriminant, "ridge": regression}
