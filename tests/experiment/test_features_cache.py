@@ -13,8 +13,7 @@ from fedmes.engines.capacity import activation_bytes
 from fedmes.engines.client_data import Samples
 from fedmes.errors import UserError
 from fedmes.experiment import features
-from fedmes.experiment.prepare import prepare
-from helpers.frozen_front import TINY, WIDTH, Small, clients, scores
+from helpers.frozen_front import TINY, WIDTH, clients, prepared, scores
 
 Usage = namedtuple("Usage", "total used free")
 FEATURES = 10 * (20 + 4) * WIDTH * 8  # bytes of the outputs, for 10 classes of images
@@ -25,10 +24,6 @@ PLACES = ["auto", "device", "host", "disk"]
 def features_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
     return tmp_path / "features"
-
-
-def prepared(**options):
-    return prepare(config.load(None, TINY | options), {"model": Small})
 
 
 def assert_equal_runs(runs):

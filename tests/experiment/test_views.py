@@ -12,7 +12,7 @@ from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
 from fedmes.models import features
 from fedmes.models.augmentation import moved
-from helpers.frozen_front import TINY, WIDTH, Small, clients, scores
+from helpers.frozen_front import TINY, WIDTH, Small, clients, prepared, scores
 
 IMAGES = 10 * (20 + 4)
 VIEWS = {"method": "fedmes-plus", "model.views": 3, "data.image_size": 16}
@@ -23,10 +23,6 @@ PLUS = {"method": "fedmes-plus", "data.image_size": 16}
 def features_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
     return tmp_path / "features"
-
-
-def prepared(**options):
-    return prepare(config.load(None, TINY | options), {"model": Small})
 
 
 def test_every_view_is_the_front_of_a_moved_image(monkeypatch):

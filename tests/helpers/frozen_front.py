@@ -33,6 +33,10 @@ class Small(Pretrained):
         super().__init__(body, shape, classes, train, rank)
 
 
+def prepared(**options):
+    return prepare(config.load(None, TINY | options), {"model": Small})
+
+
 def scores(engine, **options):
     made = prepare(config.load(None, TINY | {"engine.name": engine} | options), {"model": Small})
     parts = made.method, made.federations, made.samples

@@ -49,7 +49,7 @@ def numerics(config: Config) -> Iterator[None]:
         # Small products gain nothing from more threads, which on a busy machine mostly wait.
         torch.set_num_threads(1)
     cudnn.allow_tf32 = config.engine.precision == "tf32"
-    torch.set_float32_matmul_precision({True: "high", False: "highest"}[cudnn.allow_tf32])
+    torch.set_float32_matmul_precision("high" if cudnn.allow_tf32 else "highest")
     # Where bits are given up for speed, convolutions are timed and the fastest kernels taken;
     # elsewhere only those that round the same way each time, so that a resumed run is the same run.
     cudnn.benchmark = config.engine.precision in ("tf32", "bf16")
