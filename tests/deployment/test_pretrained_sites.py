@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -211,31 +210,8 @@ def test_a_server_does_not_go_on_with_other_weights(photographs, folders, tmp_pa
     assert (tmp_path / "server/result.json").read_bytes() == before
 
 
-class Federation:
-    """Flower's processes in this one."""
-
-    def __init__(self, folder, sites):
-        self.sites = sites
-        self.log = folder / "log"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def submit(self, **given):
-        self.given = given
-
-    def wait(self, meanwhile):
-        context = Context(1, 1, node_config={}, state=RecordDict(), run_config=self.given)
-        app.main(inprocess.at_sites(self.sites), context)
-        meanwhile()
-        return "completed"
-
-
 def test_federation_up_in_a_finished_directory(photographs, tmp_path, monkeypatch):
-    monkeypatch.setattr(up, "Federation", Federation)
+    monkeypatch.setattr(up, "Federation", inprocess.Federation)
     write_weights(tmp_path / "w.pth", 0)
     given = options(tmp_path, method="fedavg") | {"data.path": str(photographs)}
     asked = config.load(None, given)

@@ -1,6 +1,7 @@
 """Runs with a pretrained network: frozen parts are nobody's state, features are computed once."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -9,8 +10,11 @@ from safetensors.torch import load_file
 
 import fedmes
 from fedmes import config
+from fedmes.common.keyed_random import seed62
 from fedmes.experiment import resolve
 from fedmes.experiment.prepare import prepare
+from fedmes.models import networks
+from fedmes.models.functional import Net
 from fedmes.models.networks import CNN2
 from fedmes.prediction.client import load_client
 from helpers.frozen_front import TINY, WIDTH, Small, clients, scores
@@ -42,12 +46,12 @@ def test_engines_agree_with_and_without_the_cache(method, features_folder):
     assert len(list(features_folder.iterdir())) == 1
 
 
-@pytest.mark.parametrize("train", ["adapters", "last:1"])
-def test_engines_agree_where_more_than_the_head_is_trained(train):
-    loop, accuracy = scores("loop", **{"method": "fedmes", "model.train": train, "model.rank": 1})
-    stacked, other = scores(
-        "stacked", **{"method": "fedmes", "model.train": train, "model.rank": 1}
-    )
+@pytest.mark.parametrize(
+    "trained", [{"model.train": "adapters", "model.rank": 1}, {"model.train": "last:1"}]
+)
+def test_engines_agree_where_more_than_the_head_is_trained(trained):
+    loop, accuracy = scores("loop", **{"method": "fedmes"} | trained)
+    stacked, other = scores("stacked", **{"method": "fedmes"} | trained)
     assert str(other) == str(accuracy)
     for mine, theirs in zip(clients(loop), clients(stacked), strict=True):
         for name, value in mine.items():
@@ -68,6 +72,31 @@ def test_the_engine_that_suits_a_network_with_a_frozen_front():
     assert decided("cpu", **{"model.cache": "off"}) == ("loop", False)
     assert decided("cuda") == ("stacked", False)
     assert decided("cuda", CNN2) == ("stacked", True)
+
+
+def test_a_network_is_built_once_per_seed_and_tried_once(monkeypatch):
+    built = []
+    tried = []
+    build = networks.build
+    check = Net._check
+    monkeypatch.setattr(networks, "build", lambda *a, **b: built.append(a[4]) or build(*a, **b))
+    monkeypatch.setattr(Net, "_check", lambda *a: tried.append(a) or check(*a))
+    made = prepare(config.load(None, TINY), {"model": Small})
+    assert built == [seed62(3, "init"), seed62(4, "init")]
+    assert len(tried) == 1
+    first, second = made.federations
+    assert not torch.equal(first.initial["head.weight"], second.initial["head.weight"])
+
+
+@pytest.mark.parametrize("train", [None, "last:1", "adapters"])
+def test_a_rank_without_adapters_is_said_to_change_nothing(train):
+    asked = config.load(None, TINY | {"model.train": train, "model.rank": 2})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare(asked, {"model": Small})
+    said = [str(each.message) for each in caught]
+    expected = f"model.rank: model.train={train or 'head'} has no adapters, so 2 changes nothing"
+    assert said == [expected] * (train != "adapters")
 
 
 def test_only_what_is_trained_is_kept_and_sent(tmp_path):
@@ -104,10 +133,19 @@ def test_a_stopped_run_resumes_on_the_same_features(tmp_path):
     whole = fedmes.run(model=Small, **options, out=tmp_path / "whole")
 
     def stop(progress):
-        raise KeyboardInterrupt
+        if progress.rounds_done == 2:  # the first one is stored
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fedmes.run(model=Small, **options, out=tmp_path / "part", on_progress=stop)
-    resumed = fedmes.run(model=Small, **options, out=tmp_path / "part", resume=True)
+    trained = []
+    resumed = fedmes.run(
+        model=Small,
+        **options,
+        out=tmp_path / "part",
+        resume=True,
+        on_progress=lambda progress: trained.append(progress.rounds_done),
+    )
+    assert trained == [2]
     for name, values in whole.accuracy.items():
         assert np.array_equal(values, resumed.accuracy[name], equal_nan=True)

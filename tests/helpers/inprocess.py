@@ -6,7 +6,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmes.deployment.app import site_client, site_name
+from fedmes.deployment.app import main, site_client, site_name
 from fedmes.engines.flower.client import client_app
 from fedmes.experiment.simulation import simulated_client, simulated_name
 
@@ -90,3 +90,26 @@ def simulated(directory, clients):
 
 def at_sites(folders):
     return Grid(client_app(site_name, site_client), [{"site": str(folder)} for folder in folders])
+
+
+class Federation:
+    """Stands in for Flower's processes of `fedmes federation up`: all of them in this one."""
+
+    def __init__(self, folder, sites):
+        self.sites = sites
+        self.log = folder / "log"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, **given):
+        self.given = given
+
+    def wait(self, meanwhile):
+        context = Context(1, 1, node_config={}, state=RecordDict(), run_config=self.given)
+        main(at_sites(self.sites), context)
+        meanwhile()
+        return "completed"

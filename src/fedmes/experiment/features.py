@@ -24,9 +24,10 @@ from fedmes.engines.capacity import free_bytes
 from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.errors import UserError
-from fedmes.experiment.resolve import DataFacts, Make, build_method, build_net, model_name
+from fedmes.experiment.resolve import Make, build_method, model_name
 from fedmes.methods.base import Method
 from fedmes.models.features import AS_IT_IS, Views, front_outputs
+from fedmes.models.functional import Net
 from fedmes.results import client_dir
 from fedmes.scenario.stream import Stream
 
@@ -59,7 +60,7 @@ def few_samples(
 
 def front_features(
     config: Config,
-    facts: DataFacts,
+    net: Net,
     given: Mapping[str, Make],
     dataset: Dataset,
     folder: Path | None = None,
@@ -75,20 +76,17 @@ def front_features(
                 "where images are moved anyway; leave one of them out"
             )
         return None
-    name = model_name(config, facts.shape)
-    front = None
-    if getattr(given["model"], "plain_pixels", False):
-        net = build_net(config, given["model"], name, facts, config.seeds[0])
-        front = net.front
-    if front is None:
+    front = net.front
+    if front is None or not getattr(given["model"], "plain_pixels", False):
         if moves:
+            name = model_name(config, dataset.shape)
             raise UserError(
                 f"model.views: model {name} has no frozen front that images could pass beforehand"
             )
         return None
     views = AS_IT_IS
     if moves:
-        views = _views(config, build_method(given["method"], net, config), facts.shape)
+        views = _views(config, build_method(given["method"], net, config), dataset.shape)
     dtype = torch.bfloat16 if config.engine.precision == "bf16" else dtype_of(config)
     front.to(pick_device(config.device), dtype)
     weights = net.frozen_sha256 or ""

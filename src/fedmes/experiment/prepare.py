@@ -34,10 +34,11 @@ from fedmes.experiment.features import (
     with_views,
 )
 from fedmes.experiment.made_from import Hashes, frozen_hash, made_from, source_hashes
-from fedmes.experiment.resolve import DataFacts, Make, makers, model_name, resolve
+from fedmes.experiment.resolve import DataFacts, Make, first_net, makers, model_name, resolve
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
+from fedmes.models.functional import Net
 from fedmes.scenario import custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
@@ -79,8 +80,11 @@ def prepare(
     as_read = source.dataset
     seen = pretrained.with_unfair_note(as_read, config, given["model"])
     source = replace(source, dataset=for_network(seen, given["model"]))
-    facts, samples = _facts(config, source, streams, given)
-    resolved, method, initial = resolve(config, facts, given)
+    rows = few_rows(streams[0])
+    facts = _facts(source, streams, rows)
+    net = first_net(config, facts, given["model"])
+    facts, samples = _with_samples(config, facts, net, source.dataset, given, rows)
+    resolved, method, initial = resolve(config, facts, given, net)
     federations = _federations(resolved, method, source, streams, initial, facts.views)
     _rehearse(given, method, federations[0], source)
     capacity.check(method, federations, samples)
@@ -97,16 +101,13 @@ def prepare(
     return Prepared(resolved, source, federations, method, samples, others, hashes)
 
 
-def _facts(
-    config: Config, source: Source, streams: Sequence[Stream], given: Mapping[str, Make]
-) -> tuple[DataFacts, Samples]:
+def _facts(source: Source, streams: Sequence[Stream], rows: Ints) -> DataFacts:
     stream = streams[0]
     largest = [0] * len(stream.clients)
     for each in streams:
         for k, client in enumerate(each.clients):
             largest[k] = max(largest[k], sum(len(task.train) for task in client.tasks))
-    rows = few_rows(stream)
-    facts = DataFacts(
+    return DataFacts(
         clients=len(stream.clients),
         tasks=stream.tasks,
         shape=source.dataset.shape,
@@ -114,12 +115,12 @@ def _facts(
         few=few_samples(source.dataset, source.normalisation(stream), rows),
         samples=largest,
     )
-    return _with_samples(config, facts, source.dataset, given, rows)
 
 
 def _with_samples(
     config: Config,
     facts: DataFacts,
+    net: Net,
     dataset: Dataset,
     given: Mapping[str, Make],
     rows: Ints,
@@ -127,7 +128,7 @@ def _with_samples(
 ) -> tuple[DataFacts, Samples]:
     """The samples on the device; or in their place what a frozen front makes of them."""
     device = pick_device(config.device)
-    features = front_features(config, facts, given, dataset, folder)
+    features = front_features(config, net, given, dataset, folder)
     if features is None:
         return facts, Samples(dataset, device, dtype_of(config))
     facts = replace(
@@ -183,8 +184,9 @@ def prepare_site(config: Config, name: str, data: Path, features: Path) -> Prepa
     few = few_samples(dataset, normalisation, rows)
     classes = (len(agreed.classes),)
     facts = DataFacts(config.clients, config.tasks, dataset.shape, classes, few)
-    facts, samples = _with_samples(config, facts, dataset, given, rows, features)
-    resolved, method, initial = resolve(config, facts, given)
+    net = first_net(config, facts, given["model"])
+    facts, samples = _with_samples(config, facts, net, dataset, given, rows, features)
+    resolved, method, initial = resolve(config, facts, given, net)
     stored = 0
     if method.store != "none":
         stored = resolved.capacities()[agreed.sites.index(name)]

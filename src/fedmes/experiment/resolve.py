@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmes.common import keyed_random, plugins
 from fedmes.common.own_code import blaming
@@ -21,7 +21,9 @@ from fedmes.experiment import rehearsal
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
+from fedmes.models.adapters import is_adapted
 from fedmes.models.functional import Net
+from fedmes.models.pretrained import Pretrained
 from fedmes.tensors import Tensors, grown
 
 Make = Callable[..., Any]  # a class, or a function that makes a thing
@@ -43,15 +45,21 @@ class DataFacts:
 
 
 def resolve(
-    config: Config, facts: DataFacts, given: Mapping[str, Make] | None = None
+    config: Config,
+    facts: DataFacts,
+    given: Mapping[str, Make] | None = None,
+    built: Net | None = None,
 ) -> tuple[ResolvedConfig, Method, list[Tensors]]:
     """Decide what is left open, first by data and machine, then by the method; with the method and
-    the initial weights of each seed. `given`: a method or model passed in from Python."""
+    the initial weights of each seed. `given`: a method or model passed in from Python; `built`: the
+    first seed's network, if there is one already."""
     _refuse_other_sizes(config, facts)
     device = pick_device(config.device)
     name = model_name(config, facts.shape)
     make_method, make_model = makers(config, given, name).values()
-    nets = [build_net(config, make_model, name, facts, seed) for seed in config.seeds]
+    nets = [built or first_net(config, facts, make_model)]
+    for seed in config.seeds[1:]:
+        nets.append(_build_net(config, make_model, facts, seed, like=nets[0]))
     if len({net.frozen_sha256 for net in nets}) > 1:
         raise UserError(f"model {name}: frozen parameters must be the same for every seed")
     if config.memory.keep == "features" and nets[0].front is None:
@@ -74,6 +82,7 @@ def resolve(
     method = build_method(make_method, net, config)
     decided = _method_options(config, method)
     _warn_of_unused(config, method)
+    _warn_of_unused_rank(config, net.parts.module)
     decided |= {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
     if method.store == "all" and facts.samples is not None:
         decided |= _memory_for_all(facts.samples)
@@ -203,9 +212,26 @@ def _warn_of_unused(config: Config, method: Method) -> None:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def build_net(config: Config, make: Make, name: str, facts: DataFacts, seed: int) -> Net:
+def _warn_of_unused_rank(config: Config, module: nn.Module) -> None:
+    rank = config.model.rank
+    if rank is None or not isinstance(module, Pretrained) or is_adapted(module):
+        return
+    train = config.model.train or "head"
+    text = f"model.rank: model.train={train} has no adapters, so {rank} changes nothing"
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def first_net(config: Config, facts: DataFacts, make: Make) -> Net:
+    """The network with the first seed's weights. It is tried; those of other seeds are like it."""
+    return _build_net(config, make, facts, config.seeds[0])
+
+
+def _build_net(
+    config: Config, make: Make, facts: DataFacts, seed: int, like: Net | None = None
+) -> Net:
     """A network for the final number of classes. Where classes were added, the weights of earlier
     ones stay what they were."""
+    name = model_name(config, facts.shape)
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
     custom = None
@@ -215,7 +241,7 @@ def build_net(config: Config, make: Make, name: str, facts: DataFacts, seed: int
     for count in dict.fromkeys(facts.classes):
         with blaming(custom):
             module = networks.build(make, name, facts.shape, count, start, facts.few, **options)
-            nets.append(Net(module, facts.shape, count, facts.few))
+            nets.append(Net(module, facts.shape, count, facts.few, like))
     net = nets[0]
     for larger in nets[1:]:
         if larger.frozen_sha256 != net.frozen_sha256:

@@ -108,6 +108,10 @@ def adaptable(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
     return isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
 
 
+def is_adapted(module: nn.Module) -> bool:
+    return any(isinstance(each, LowRank) for each in module.modules())
+
+
 def merge(module: nn.Module) -> nn.Module:
     """The module without adapters, which computes the same."""
     if isinstance(module, LowRank):

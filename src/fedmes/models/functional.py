@@ -61,16 +61,16 @@ class Net:
     """
 
     def __init__(
-        self, module: nn.Module, shape: tuple[int, ...], classes: int, samples: Tensor | None = None
+        self,
+        module: nn.Module,
+        shape: tuple[int, ...],
+        classes: int,
+        samples: Tensor | None = None,
+        like: Net | None = None,
     ) -> None:
-        """`samples`: three real ones, to try the module with; a server of sites has none."""
-        name = type(module).__name__
-        has_head = isinstance(getattr(module, "head", None), nn.Linear)
-        if not has_head or not callable(getattr(module, "features", None)):
-            raise UserError(
-                f"model {name} needs `head`, its last nn.Linear, "
-                "and `features(x)`, that layer's input"
-            )
+        """`samples`: three real ones, to try the module with; a server of sites has none. `like`:
+        the same network with other initial weights, so that this one need not be tried."""
+        _refuse_without_head(module)
         self.classes = classes
         self.takes_features = False  # samples have passed the front already
         # layers may compute in fewer bits than weights and losses have
@@ -91,7 +91,8 @@ class Net:
         }
         if not self.initial:
             raise UserError(
-                f"model {name} has no parameter with requires_grad=True, nothing to train"
+                f"model {type(module).__name__} has no parameter with requires_grad=True, "
+                "nothing to train"
             )
         frozen = {name: p for name, p in own.items() if not p.requires_grad}
         self.frozen = _frozen_parts(module)
@@ -104,7 +105,11 @@ class Net:
         if samples is None:
             samples = torch.linspace(-1, 1, 3 * math.prod(shape)).reshape(3, *shape)
         self.samples = samples
-        self.widths = self._check(self.samples, shape)
+        self.widths: dict[str, int]  # of logits and embeddings
+        if like is None:
+            self.widths = self._check(self.samples, shape)
+        else:
+            self.widths = like.widths
 
     def to(
         self, device: torch.device, dtype: torch.dtype, compute: torch.dtype | None = None
@@ -337,6 +342,15 @@ class Net:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def _refuse_without_head(module: nn.Module) -> None:
+    has_head = isinstance(getattr(module, "head", None), nn.Linear)
+    if not has_head or not callable(getattr(module, "features", None)):
+        raise UserError(
+            f"model {type(module).__name__} needs `head`, its last nn.Linear, "
+            "and `features(x)`, that layer's input"
+        )
 
 
 def _frozen_parts(module: nn.Module) -> list[nn.Module]:
