@@ -30,9 +30,10 @@ SITES = {
 }
 
 
-@site.callback()
-def _site() -> None:
-    """Makes typer keep `init` as a subcommand, though it is the only one."""
+ImageSize = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="resize images to N x N, if that was agreed on"),
+]
 
 
 @site.command(epilog="Example: fedmes site init ~/site --data ~/images --name north")
@@ -51,31 +52,67 @@ def init(
             metavar="FILE", help="this site's copy of the file that model.weights names, if any"
         ),
     ] = None,
+    image_size: ImageSize = None,
 ) -> None:
-    """Create the folder of a site with its key.
+    """Create the folder of a site with its key, and a file with facts about its data.
 
-    The data is read once to check it and is not copied.
+    The data is read once and is not copied. The facts are for the federation's operator.
     """
     require_flower()
+    from fedmes.deployment.facts import FILE, facts_of
     from fedmes.deployment.site import create, instructions
     from fedmes.models.pretrained import read_weights
-    from fedmes.scenario.custom import read_site
 
     directory = directory.resolve()
     data = data.resolve()
-    read_site(data, image_size=1)  # small, since only whether it can be read matters
     name = name or directory.name
+    found = facts_of(name, data, image_size)
     content = {"data": str(data)}
     if weights is not None:
         read_weights(weights)
         content["weights"] = str(weights.resolve())
     create(directory, name, content)
-    print(instructions(directory, name))
+    found.write(directory / FILE)
+    print(f"{found.describe()}\n")
+    print(instructions(directory, name, directory / FILE))
 
 
-@federation.callback()
-def _federation() -> None:
-    """Makes typer keep `up` as a subcommand, though it is the only one."""
+@site.command(epilog="Example: fedmes site facts ~/site --image-size 64")
+def facts(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the site")],
+    image_size: ImageSize = None,
+) -> None:
+    """Write the facts about a site's data again, as when it has grown or a size was agreed on."""
+    require_flower()
+    from fedmes.deployment.facts import FILE, facts_of
+    from fedmes.deployment.site import read
+    from fedmes.errors import UserError
+
+    about = read(directory)
+    if "data" not in about:
+        raise UserError(f"{directory}: a site of a trial, with a part of a benchmark, has no facts")
+    found = facts_of(str(about["name"]), Path(about["data"]), image_size)
+    found.write(directory / FILE)
+    print(f"{found.describe()}\n\nsend this file to the federation's operator:")
+    print(directory.resolve() / FILE)
+
+
+@federation.command(
+    name="config", epilog="Example: fedmes federation config north.toml south.toml > config.toml"
+)
+def make_config(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="SITE_FILES...", help="site-facts.toml of each site")
+    ],
+    settings: options.Settings = None,
+) -> None:
+    """Print the configuration of a federation of these sites.
+
+    Classes, shape, mean and std are made of what the sites have said about their data.
+    """
+    from fedmes.deployment.facts import federation_config
+
+    print(federation_config(files, options.assignments(settings)).asked_toml(), end="")
 
 
 @federation.command(epilog="Example: fedmes federation up --sites 3 --out trial --method fedmes")

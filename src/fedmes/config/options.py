@@ -260,20 +260,15 @@ class Config(Section):
         content = dotted(self._content(exclude_unset=True))
         return {key: value for key, value in content.items() if value not in ("auto", None)}
 
+    def asked_toml(self) -> str:
+        """The options that are set as a file, for an operator of real sites to edit."""
+        content = self._content(exclude_unset=True)
+        content.pop("benchmark", None)
+        return toml_text(content)
+
     def to_toml(self, versions: Mapping[str, str]) -> str:
         """The file `config.toml`: all that is needed to run it again, and the versions used."""
-        plain: dict[str, Any] = {}
-        tables: dict[str, Any] = {}
-        for key, value in (self.as_dict() | {"versions": dict(versions)}).items():
-            if isinstance(value, dict):
-                tables[key] = value
-            else:
-                plain[key] = value
-        lines = _toml_lines(plain)
-        for name, table in tables.items():
-            if body := _toml_lines(table):
-                lines += ["", f"[{name}]", *body]
-        return "\n".join(lines) + "\n"
+        return toml_text(self.as_dict() | {"versions": dict(versions)})
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -326,6 +321,24 @@ def assign(into: dict[str, Any], key: str, value: Any) -> None:
     if dot:
         value = {name: value}
     merge(into, {section: value})
+
+
+def toml_text(content: Mapping[str, Any]) -> str:
+    """A TOML file with values and sections, and with lists of tables."""
+    tables: list[tuple[str, Mapping[str, Any]]] = []
+    plain: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            tables.append((f"[{key}]", value))
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            tables += [(f"[[{key}]]", each) for each in value]
+        else:
+            plain[key] = value
+    lines = _toml_lines(plain)
+    for heading, table in tables:
+        if body := _toml_lines(table):
+            lines += ["", heading, *body]
+    return "\n".join(lines) + "\n"
 
 
 def _toml_lines(table: Mapping[str, Any]) -> list[str]:

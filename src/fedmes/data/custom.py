@@ -32,6 +32,10 @@ READERS = 4  # threads that decode pictures
 TOGETHER = 256  # pictures that they have at once
 
 
+class SeveralSizes(UserError):
+    """Images that differ in size, where no size was asked for."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Each sample with its client, its task, and whether it is a test sample."""
@@ -252,7 +256,7 @@ def _read_images(paths: Sequence[Path], size: int | None, fit: Fit) -> NDArray[n
 def _refuse_other_size(image: Image.Image, shape: tuple[int, ...], path: Path, first: Path) -> None:
     _, height, width, _ = shape
     if image.size != (width, height):
-        raise UserError(
+        raise SeveralSizes(
             f"{path} is {image.width}x{image.height} pixels, "
             f"{first.name} is {width}x{height}; "
             "set data.image_size to resize them all"

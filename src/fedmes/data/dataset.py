@@ -46,27 +46,54 @@ class Dataset:
         return (channels, height, width)
 
 
+@dataclass(frozen=True)
+class ChannelSums:
+    """Of pixels 0..255, how many there are and what they add up to: all that normalisation takes.
+
+    Whole numbers, so that parts of a data set, wherever they are, add up to exactly the whole.
+    """
+
+    count: int  # pixels per channel
+    total: tuple[int, ...]  # of each channel
+    squares: tuple[int, ...]
+
+    @staticmethod
+    def of(x: NDArray[np.uint8], rows: Ints) -> ChannelSums:
+        # Sums of integers below 2^53 are exact in float64, in whichever order they are added.
+        number = len(rows)
+        values = int(np.prod(x.shape[1:], dtype=np.int64))
+        channels = x.shape[-1]
+        total = np.zeros(channels, np.int64)
+        squares = np.zeros(channels, np.int64)
+        step = max(1, 2**20 // values)
+        for start in range(0, number, step):
+            chosen = x[rows[start : start + step]]
+            part = np.ascontiguousarray(chosen.reshape(-1, channels).T).astype(np.float64)
+            total += part.sum(axis=1).astype(np.int64)
+            squares += np.einsum("cn,cn->c", part, part).astype(np.int64)
+        count = number * values // channels
+        return ChannelSums(count, tuple(total.tolist()), tuple(squares.tolist()))
+
+    def __add__(self, other: ChannelSums) -> ChannelSums:
+        return ChannelSums(
+            self.count + other.count,
+            tuple(map(int.__add__, self.total, other.total)),
+            tuple(map(int.__add__, self.squares, other.squares)),
+        )
+
+    def normalisation(self) -> Normalisation:
+        """Mean and standard deviation of each channel, of values between 0 and 1."""
+        mean = np.array(self.total) / self.count / 255
+        variance = np.array(self.squares) / self.count / 255**2 - mean**2
+        std = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
+        return Normalisation((tuple(mean.tolist()),), (tuple(std.tolist()),))
+
+
 def statistics(x: NDArray[np.uint8], rows: Ints | None = None) -> Normalisation:
     """Mean and standard deviation of each channel, of values between 0 and 1."""
-    # Sums of integers below 2^53 are exact in float64, in whichever order they are added.
     if rows is None:
         rows = np.arange(len(x))
-    number = len(rows)
-    values = int(np.prod(x.shape[1:], dtype=np.int64))
-    channels = x.shape[-1]
-    total = np.zeros(channels, np.int64)
-    squares = np.zeros(channels, np.int64)
-    step = max(1, 2**20 // values)
-    for start in range(0, number, step):
-        chosen = x[rows[start : start + step]]
-        part = np.ascontiguousarray(chosen.reshape(-1, channels).T).astype(np.float64)
-        total += part.sum(axis=1).astype(np.int64)
-        squares += np.einsum("cn,cn->c", part, part).astype(np.int64)
-    count = number * values // channels
-    mean = total / count / 255
-    variance = squares / count / 255**2 - mean**2
-    std = np.where(variance > 1e-12, np.sqrt(np.maximum(variance, 1e-12)), 1.0)
-    return Normalisation((tuple(mean.tolist()),), (tuple(std.tolist()),))
+    return ChannelSums.of(x, rows).normalisation()
 
 
 def joined(parts: Iterable[Normalisation]) -> Normalisation:

@@ -66,7 +66,7 @@ def supernode_arguments(
     ]  # fmt: skip
 
 
-def instructions(directory: Path, name: str) -> str:
+def instructions(directory: Path, name: str, facts: Path) -> str:
     """What the site's owner does next."""
     arguments = supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)
     command = shlex.join(["flower-supernode", *arguments])
@@ -74,6 +74,7 @@ def instructions(directory: Path, name: str) -> str:
         f"site {name} is in {directory}; its data stays where it is\n\n"
         f"send this line to the federation's operator (it is public; {directory / 'key'} is not):\n"
         f"{(directory / 'key.pub').read_text()}\n"
+        f"and this file, with what is said above and nothing else of the data:\n{facts}\n\n"
         f"once it is registered, with the operator's ca.crt and address:\n"
         f"FLWR_TELEMETRY_ENABLED=0 OMP_NUM_THREADS=1 {command}"
     )

@@ -1,0 +1,273 @@
+"""What a site tells the operator about its data, and the configuration made of several sites'.
+
+A site's facts are a small file of names, counts and sums. The classes of a federation are those of
+its sites in the order in which they first appear; mean and standard deviation are made of the
+sites' sums, which are whole numbers, so they are exactly those of all training images together.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from fedmes import config as configuration
+from fedmes.common.files import replace_text
+from fedmes.config.options import Config, toml_text
+from fedmes.data.custom import SeveralSizes
+from fedmes.data.dataset import ChannelSums
+from fedmes.errors import UserError
+from fedmes.experiment.resolve import makers
+from fedmes.scenario.custom import partition, read_site
+
+FILE = "site-facts.toml"
+FORMAT = "fedmes-site-facts-1"
+NO_FACTS = "not the facts of a site, as fedmes site init writes them"
+METHOD = "fedmes"  # unless another one is asked for
+ROOM = 10  # tasks that a federation has room for at first, at least
+
+
+def _line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("a line of text is needed")
+    return text
+
+
+Count = Annotated[int, Field(ge=0)]
+Line = Annotated[str, AfterValidator(_line)]
+
+
+class Form(BaseModel):
+    """Nothing but the fields, in exactly their types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class TaskFacts(Form):
+    """A task of a site."""
+
+    name: Line
+    classes: Annotated[list[Line], Field(min_length=1)]
+    train: Annotated[int, Field(gt=0)]  # samples to learn from
+    test: Count
+
+
+class Pixels(Form):
+    """Sums over the training images, per channel."""
+
+    count: Annotated[int, Field(gt=0)]
+    total: list[Count]
+    squares: list[Count]
+
+    def sums(self, channels: int) -> ChannelSums:
+        """Of as many channels; grey beside colours is the same in all of them."""
+        times = channels // len(self.total)
+        return ChannelSums(self.count, tuple(self.total) * times, tuple(self.squares) * times)
+
+
+class SiteFacts(Form):
+    """What an operator must know about the data of a site."""
+
+    format: Literal["fedmes-site-facts-1"]
+    name: Line
+    samples: Literal["uint8", "float32", "int64"]
+    # channels, height, width, where 0 stands for several sizes; or one length
+    shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
+    image_size: Annotated[int, Field(gt=0)] | None = None  # that images were resized to
+    tasks: Annotated[list[TaskFacts], Field(min_length=1)]  # in the order in which they are learned
+    pixels: Pixels | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        """In the order of first appearance."""
+        found: dict[str, None] = {}
+        for task in self.tasks:
+            found |= dict.fromkeys(task.classes)
+        return list(found)
+
+    @model_validator(mode="after")
+    def _fits(self) -> SiteFacts:
+        if len(self.shape) == 2:
+            raise ValueError("shape: channels, height, width; or one length")
+        sums = self.pixels
+        if sums is not None and not len(sums.total) == len(sums.squares) == self.shape[0]:
+            raise ValueError("pixels: one sum for each channel is needed")
+        if (sums is None) != (self.samples != "uint8" or 0 in self.shape):
+            raise ValueError("pixels: sums are of images of one size")
+        return self
+
+    def size(self) -> str:
+        if 0 in self.shape:
+            return "several sizes"
+        return "x".join(map(str, self.shape))
+
+    def describe(self) -> str:
+        """For people: tasks, classes, numbers of samples, sizes, statistics."""
+        train = sum(task.train for task in self.tasks)
+        test = sum(task.test for task in self.tasks)
+        about = f"{train} samples to learn from and {test} to test with, of {self.size()}"
+        if self.pixels is not None and len(self.shape) == 3:
+            found = self.pixels.sums(self.shape[0]).normalisation()
+            mean = ", ".join(f"{value:.3f}" for value in found.mean[0])
+            std = ", ".join(f"{value:.3f}" for value in found.std[0])
+            about += f", mean {mean}, std {std}"
+        lines = [f"{len(self.tasks)} tasks in this order, {len(self.classes)} classes; {about}"]
+        width = max(len(task.name) for task in self.tasks)
+        for task in self.tasks:
+            counts = f"{task.train:6} + {task.test}"
+            lines.append(f"  {task.name:{width}} {counts}  {', '.join(task.classes)}")
+        return "\n".join(lines)
+
+    def write(self, path: Path) -> None:
+        replace_text(path, toml_text(self.model_dump()))
+
+
+def facts_of(name: str, data: Path, image_size: int | None = None) -> SiteFacts:
+    """Read a site's data, which checks it."""
+    if image_size is not None and data.is_file():
+        raise UserError(f"image size: arrays in a file, {data}, have one size; leave it out")
+    sizes_differ = False
+    try:
+        table = read_site(data, image_size)
+    except SeveralSizes:
+        sizes_differ = True
+        table = read_site(data, 1)  # small, since only names and numbers matter
+    dataset = table.dataset
+    (client,) = partition(table, 0, data)
+    tasks = []
+    for task in client.tasks:
+        classes = [dataset.class_names[c] for c in task.classes]
+        tasks.append(
+            TaskFacts(name=task.name, classes=classes, train=len(task.train), test=len(task.test))
+        )
+    shape = list(dataset.shape)
+    pixels = None
+    if sizes_differ:
+        shape[1:] = [0, 0]
+    elif dataset.x.dtype == np.uint8:
+        rows = np.concatenate([task.train for task in client.tasks])
+        sums = ChannelSums.of(dataset.x, rows)
+        pixels = Pixels(count=sums.count, total=list(sums.total), squares=list(sums.squares))
+    return SiteFacts.model_validate(
+        {
+            "format": FORMAT,
+            "name": name,
+            "samples": str(dataset.x.dtype),
+            "shape": shape,
+            "image_size": image_size,
+            "tasks": tasks,
+            "pixels": pixels,
+        }
+    )
+
+
+def read(path: Path) -> SiteFacts:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return SiteFacts.model_validate(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {NO_FACTS} ({place}: {first['msg']})") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: {NO_FACTS} ({error})") from None
+
+
+def federation_config(paths: Sequence[Path], options: Mapping[str, Any]) -> Config:
+    """The configuration of a federation of the sites with these files of facts. `options`: by
+    dotted key, in place of defaults."""
+    sites: dict[str, Path] = {}
+    found: list[SiteFacts] = []
+    for path in paths:
+        facts = read(path)
+        if facts.name in sites:
+            raise UserError(
+                f"{path}: a site named {facts.name}, as in {sites[facts.name]}; "
+                "every site needs its own name"
+            )
+        sites[facts.name] = path
+        found.append(facts)
+    known: dict[str, Any] = {"federation.sites": list(sites), "federation.classes": _classes(found)}
+    most = max(len(facts.tasks) for facts in found)
+    known |= {"method": METHOD, "tasks": max(ROOM, 2 * most)}
+    any_shape = {"federation.shape": [1]}
+    open_config = configuration.load(None, known | any_shape | dict(options))
+    images = _images(found, sites, open_config)
+    return configuration.load(None, known | images | dict(options))
+
+
+def _classes(found: Sequence[SiteFacts]) -> list[str]:
+    classes: dict[str, None] = {}
+    for facts in found:
+        classes |= dict.fromkeys(facts.classes)
+    return list(classes)
+
+
+def _images(
+    found: Sequence[SiteFacts], sites: Mapping[str, Path], config: Config
+) -> dict[str, Any]:
+    """Options that say what all samples are like."""
+    first = found[0]
+    where = sites[first.name]
+    for facts in found[1:]:
+        if facts.samples != first.samples:
+            raise UserError(
+                f"{sites[facts.name]}: samples are {facts.samples}, in {where} {first.samples}"
+            )
+    channels = max(facts.shape[0] for facts in found)
+    size, plain = _network_takes(config)
+    if size is not None and len(first.shape) == 3:
+        return {"federation.shape": [channels, size, size]}
+    shape = list(first.shape)
+    for facts in found:
+        _check_size(facts, first, sites)
+    if len(shape) == 3:
+        shape[0] = channels
+    agreed: dict[str, Any] = {"federation.shape": shape}
+    if resized := {facts.image_size for facts in found} - {None}:
+        agreed["data.image_size"] = resized.pop()
+    if first.pixels is not None and not plain:
+        sums = [facts.pixels.sums(shape[0]) for facts in found if facts.pixels is not None]
+        all_sites = reduce(ChannelSums.__add__, sums).normalisation()
+        agreed["federation.mean"] = list(all_sites.mean[0])
+        agreed["federation.std"] = list(all_sites.std[0])
+    return agreed
+
+
+def _network_takes(config: Config) -> tuple[int | None, bool]:
+    """The size of images that a pretrained network takes, and whether it normalises them itself."""
+    if config.model.name == "auto":
+        return None, False
+    make = makers(config)["model"]
+    size = getattr(make, "input_size", None)
+    if size is not None:
+        size = config.data.image_size or config.model.size or size
+    return size, getattr(make, "plain_pixels", False)
+
+
+def _check_size(facts: SiteFacts, first: SiteFacts, sites: Mapping[str, Path]) -> None:
+    path = sites[facts.name]
+    remedy = "agree on a size; at each site: fedmes site facts DIR --image-size N"
+    if 0 in facts.shape:
+        raise UserError(f"{path}: images of several sizes; {remedy}")
+    sizes = (facts.shape[1:], first.shape[1:])
+    colours = {facts.shape[0], first.shape[0]}
+    grey_beside_colour = len(facts.shape) == 3 and colours <= {1, 3}
+    if sizes[0] != sizes[1] or not (grey_beside_colour or len(colours) == 1):
+        raise UserError(
+            f"{path}: samples are {facts.size()}, in {sites[first.name]} {first.size()}; {remedy}"
+        )
