@@ -40,7 +40,8 @@ def main() -> None:
             for every, times in seconds.items():
                 out = Path(folder) / f"{every}-{repeat}"
                 saving[0] = 0.0
-                result = fedmes.run(checkpoint={"every": every}, engine=arguments.engine, out=out)
+                options: Any = {"checkpoint": {"every": every}, "engine": arguments.engine}
+                result = fedmes.run(out=out, **options)
                 if repeat:  # the first round warms up
                     times.append(result.seconds["total"])
                     shares[every].append(saving[0] / times[-1])

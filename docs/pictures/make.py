@@ -183,14 +183,14 @@ def forgetting():
 def rooms():
     """The folders of the package, in the order in which data flows: each imports only those before
     it."""
-    figure, ax = blank(7.2, 4.3)
+    figure, ax = blank(8.2, 4.3)
     rows = (
         ("what is asked", "#eef2f6", ("common", "config", "data", "scenario")),
         ("the mathematics", "#dde7f3", ("models", "methods")),
         ("what is kept", "#f3e3d3", ("results",)),
         ("where clients run", "#dde7f3", ("engines", "engines/stacked", "engines/flower")),
         ("from a configuration to a result", "#e0efe6", ("experiment",)),
-        ("who uses it", "#eef2f6", ("prediction", "report", "studies", "deployment", "cli")),
+        ("who uses it", "#eef2f6", ("prediction", "report", "studies", "deployment", "api", "cli")),
     )
     for i, (meaning, colour, folders) in enumerate(rows):
         y = 3.72 - 0.7 * i

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from fedmes.errors import UserError
 from fedmes.version import __version__
 
 if TYPE_CHECKING:
-    from fedmes.experiment.runner import extend, run
+    from fedmes.api.result import Result, Results
+    from fedmes.api.runs import compare, extend, load, resume, run
+    from fedmes.experiment.recorder import Progress
     from fedmes.prediction.client import load_client
-    from fedmes.results.run_dir import Result
+    from fedmes.report.write import report
 
-__all__ = ["Result", "UserError", "__version__", "extend", "load_client", "run"]
+__all__ = [
+    "Progress",
+    "Result",
+    "Results",
+    "UserError",
+    "__version__",
+    "compare",
+    "extend",
+    "load",
+    "load_client",
+    "report",
+    "resume",
+    "run",
+]
+
+# torch takes seconds to import; `fedmes --help` should not wait for it
+_PLACES = {
+    "Progress": "fedmes.experiment.recorder",
+    "Result": "fedmes.api.result",
+    "Results": "fedmes.api.result",
+    "compare": "fedmes.api.runs",
+    "extend": "fedmes.api.runs",
+    "load": "fedmes.api.runs",
+    "load_client": "fedmes.prediction.client",
+    "resume": "fedmes.api.runs",
+    "run": "fedmes.api.runs",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import; `fedmes --help` should not wait for it
-    if name in ("run", "extend"):
-        from fedmes.experiment import runner
-
-        return getattr(runner, name)
-    if name == "load_client":
-        from fedmes.prediction.client import load_client
-
-        return load_client
-    if name == "Result":
-        from fedmes.results.run_dir import Result
-
-        return Result
+    if name == "report":  # the folder, which can be called
+        return importlib.import_module("fedmes.report")
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'fedmes' has no attribute '{name}'")
 
 

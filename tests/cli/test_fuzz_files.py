@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from PIL import Image
 
+import fedmes
 from fedmes import config
 from fedmes.cli import render
 from fedmes.experiment import runner
@@ -305,7 +306,7 @@ def use(out, more, how):
         made = config.load(out / "config.toml", {})
         runner.execute(prepare(made), out)
     elif how == "extend":
-        runner.extend(out, more, out=out.parent / "longer")
+        fedmes.extend(out, more, out=out.parent / "longer")
     elif how == "split":
         Stream.load(out / "seed0/split.json")
     else:

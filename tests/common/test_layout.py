@@ -22,7 +22,8 @@ ROOT = {
 }
 FOLDERS = [
     "common", "config", "data", "scenario", "models", "methods", "results", "engines", "engines.stacked",
-    "engines.flower", "experiment", "prediction", "report", "studies", "deployment", "cli",
+    "engines.flower", "experiment", "prediction", "report", "studies", "deployment", "api",
+    "cli",
 ]  # fmt: skip
 # What every folder may import, since it imports none of them; and the doors, which import any of
 # them.

@@ -64,6 +64,14 @@ CELLS = [
 
     with provisionalcompleter():  # what the kernel answers to <Tab>
         offered = [found.text for found in get_ipython().Completer.completions("fedmes.", len("fedmes."))]
+        call = "fedmes.run(opt"
+        named = [found.text for found in get_ipython().Completer.completions(call, len(call))]
+    """,
+    """
+    fedmes.load("loop").plot("matrix")
+    """,
+    """
+    fedmes.load("loop")
     """,
     """
     print(json.dumps({
@@ -73,6 +81,7 @@ CELLS = [
         "refused": refused,
         "sources": [plugins.source(thing) for thing in (Small, Half, Quarter, small)],
         "tab": offered,
+        "named": named,
     }))
     """,
 ]  # fmt: skip
@@ -87,7 +96,8 @@ def told(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("notebook"))
     NotebookClient(notebook, timeout=None, resources={"metadata": {"path": folder}}).execute()
     (output,) = notebook.cells[-1].outputs
-    return json.loads(output.text)
+    outputs = {"trained": notebook.cells[3].outputs, "figure": notebook.cells[-3].outputs}
+    return json.loads(output.text) | outputs | {"result": notebook.cells[-2].outputs}
 
 
 @pytest.mark.slow
@@ -123,3 +133,20 @@ def test_the_source_is_the_cells(told):
 def test_completion_offers_what_there_is(told):
     assert {"run", "extend", "load_client", "Result", "UserError"} <= set(told["tab"])
     assert not set(told["tab"]) & {"Any", "TYPE_CHECKING", "annotations", "errors"}
+
+
+def test_completion_offers_options_by_name(told):
+    assert "optim=" in told["named"]
+
+
+def test_a_figure_and_a_result_show_themselves(told):
+    (figure,) = told["figure"]
+    assert figure["data"]["image/png"].startswith("iVBORw0KGgo")
+    (result,) = told["result"]
+    assert result["data"]["text/html"].startswith("<table><caption>split-digits")
+
+
+def test_a_bar_below_the_cell_is_gone_when_the_run_is_over(told):
+    bars = [each for each in told["trained"] if each["output_type"] == "display_data"]
+    assert len(bars) == 4
+    assert all(bar["data"] == {"text/html": "", "text/plain": ""} for bar in bars)

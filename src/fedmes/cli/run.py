@@ -12,7 +12,6 @@ import typer
 
 from fedmes.cli import options, terminal
 from fedmes.config.options import Config
-from fedmes.errors import UserError
 
 if TYPE_CHECKING:
     from fedmes.experiment.prepare import Prepared
@@ -104,45 +103,24 @@ def compare(
     """Compare several methods on the same splits and initial weights; finished runs are reused."""
     from fedmes.cli import render
     from fedmes.common import plugins
-    from fedmes.experiment.made_from import refuse, stale
-    from fedmes.experiment.prepare import prepare
-    from fedmes.experiment.resolve import custom_section
+    from fedmes.experiment import comparison
     from fedmes.methods import METHODS
-    from fedmes.results import run_dir
 
-    chosen = options.names(methods)
-    if methods == "all":
-        chosen = tuple(METHODS)
-    sections = {}
-    for name in chosen:
-        sections[name] = custom_section(plugins.resolve("method", name, METHODS))
-    config = load(sections.values())
-    prepared = []
-    unfit = []
-    for name, section in sections.items():
-        try:
-            prepared.append(prepare(config.for_method(name, [section])))
-        except UserError as error:  # of all methods, those that this model or data suits
-            if methods != "all" or not str(error).startswith(f"method {name}:"):
-                raise
-            unfit.append(str(error))
-    directory = out or run_dir.default_directory(config.for_method("compare", sections.values()))
-    runs = []
-    for one in prepared:
-        place = directory / one.config.method_name
-        changes = stale(place, one.made_from, one.config)
-        if not again:  # before anything is trained
-            refuse(place, changes, "--again reruns what has changed")
-        runs.append((one, place, bool(changes)))
-    found = [train(one, place, quiet, resume=True, again=rerun) for one, place, rerun in runs]
+    every = methods == "all"
+    chosen = tuple(METHODS) if every else options.names(methods)
+    named = {name: plugins.resolve("method", name, METHODS) for name in chosen}
+    planned = comparison.plan(named, load, out, again, only_fitting=every)
+    found = []
+    for one in planned.runs:
+        found.append(train(one.prepared, one.directory, quiet, resume=True, again=one.again))
     if quiet:
-        print(directory)
+        print(planned.directory)
     else:
         console = terminal.wide_console()
         console.print(render.comparison(found, console.width))
-        for reason in unfit:
+        for reason in planned.unfit:
             console.print(f"left out: {reason}", highlight=False)
-        console.print(f"\nresults: {directory}", highlight=False)
+        console.print(f"\nresults: {planned.directory}", highlight=False)
 
 
 def _run(

@@ -27,10 +27,7 @@ def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | N
     with bar(title, status="preparing") as report:
 
         def listener(now: Standing) -> None:
-            status = f"task {now.task}/{now.tasks}, round {now.round}/{now.rounds}"
-            if now.accuracy is not None:
-                status += f", accuracy so far {now.accuracy:.3f}"
-            report(now.rounds_done, now.rounds_total, status)
+            report(now.rounds_done, now.rounds_total, now.words)
 
         yield listener
 

@@ -93,3 +93,10 @@ def first_link(directory: Path, closed: Collection[str] = ()) -> Path | None:
         if Path(folder) == directory:
             folders[:] = [name for name in folders if name not in closed]
     return None
+
+
+def as_path(named: str | Path | None) -> Path | None:
+    """A place that may be left out."""
+    if not named:
+        return None
+    return Path(named)

@@ -1,12 +1,17 @@
-"""Progress bars."""
+"""Progress bars, on a terminal and in a notebook."""
 
 from __future__ import annotations
 
+import html
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
+
+UPDATE = 0.1  # seconds between two drawings in a notebook, which keeps each of them
 
 
 class Report(Protocol):
@@ -16,14 +21,27 @@ class Report(Protocol):
 
 
 def on_terminal() -> bool:
-    """Is there somebody to see a bar?"""
+    """Is there somebody at a terminal to see a bar?"""
     return Console(stderr=True).is_terminal
+
+
+def in_notebook() -> bool:
+    """Does a kernel run this, whose output goes below a cell?"""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython.core.getipython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")
 
 
 @contextmanager
 def bar(title: str, in_bytes: bool = False, status: str | None = None) -> Iterator[Report]:
-    """A bar on a terminal, nothing elsewhere; beside it the amount, or the status where one is
-    given."""
+    """A bar on a terminal or below a notebook's cell, nothing elsewhere; beside it the amount, or
+    the status where one is given."""
+    if in_notebook():
+        with _below_cell(title) as report:
+            yield report
+        return
     if not on_terminal():
         yield lambda done, total, status="": None
         return
@@ -43,3 +61,36 @@ def bar(title: str, in_bytes: bool = False, status: str | None = None) -> Iterat
             shown.update(line, completed=done, total=total, status=status)
 
         yield report
+
+
+@contextmanager
+def _below_cell(title: str) -> Iterator[Report]:
+    """The browser's own bar, which is gone at the end. Widgets would need another package."""
+    from IPython.display import display
+
+    drawn: Any = display(_mime("", title), raw=True, display_id=True)
+    last = time.monotonic()
+
+    def report(done: int, total: int | None, status: str = "") -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done != total and now - last < UPDATE:
+            return
+        last = now
+        words = f"{title} {status or done}"
+        drawn.update(_mime(_bar_html(done, total), words), raw=True)
+
+    try:
+        yield report
+    finally:
+        drawn.update(_mime("", ""), raw=True)
+
+
+def _bar_html(done: int, total: int | None) -> str:
+    if total is None:
+        return "<progress></progress> "
+    return f'<progress value="{done}" max="{total}"></progress> '
+
+
+def _mime(bar: str, words: str) -> dict[str, str]:
+    return {"text/html": bar + html.escape(words), "text/plain": words}

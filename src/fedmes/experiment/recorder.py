@@ -36,6 +36,14 @@ class Standing:
         """Just these, from which another process makes a Standing again."""
         return {field.name: getattr(self, field.name) for field in fields(Standing)}
 
+    @property
+    def words(self) -> str:
+        """What is shown beside a bar."""
+        text = f"task {self.task}/{self.tasks}, round {self.round}/{self.rounds}"
+        if self.accuracy is not None:
+            text += f", accuracy so far {self.accuracy:.3f}"
+        return text
+
 
 @dataclass(frozen=True)
 class Progress(Standing):
@@ -44,6 +52,17 @@ class Progress(Standing):
     rows: list[dict[str, Any]]  # of this round, as in rounds.csv
     # where a client has just finished a task: all so far, as in accuracy.npz
     scores: dict[str, np.ndarray]
+    kept: dict[str, float] = field(default_factory=dict)  # a listener's own numbers
+    stops: list[str] = field(default_factory=list)  # a listener's reasons to end here
+
+    def keep(self, **numbers: float) -> None:
+        """Numbers of your own about this round, for `Result.own_metrics`."""
+        for name, number in numbers.items():
+            self.kept[name] = float(number)
+
+    def stop(self, reason: str = "as asked") -> None:
+        """End after this round, with a result of what there is; the run can be resumed."""
+        self.stops.append(reason)
 
 
 Listener = Callable[[Progress], None]
@@ -78,6 +97,8 @@ class Recorder:
         # clients with predictions that were not numbers: seed, client, task
         self.undefined: list[tuple[int, int, int]] = []
         self.seconds = {"train": 0.0, "eval": 0.0, "compile": 0.0, "total": 0.0}
+        self.own_metrics: list[dict[str, float]] = []
+        self.stopped = ""  # where and why a listener ended it
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
         """All of it, for a checkpoint."""
@@ -91,6 +112,7 @@ class Recorder:
             "readings": list(self.protocols),  # the name that checkpoints have always had
             "slowest_seconds": self.slowest_seconds,
             "undefined": self.undefined,
+            "own_metrics": self.own_metrics,
         }
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
@@ -104,6 +126,7 @@ class Recorder:
             del self.protocols[protocol]  # it has no scores of the beginning
         self.rows = [RoundRow(**row) for row in about["rows"]]
         self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
+        self.own_metrics = list(about.get("own_metrics", ()))
         places = map(attrgetter("seed", "client", "position"), self.rows)
         for s, k, _ in (*places, *self.undefined):
             if not (0 <= s < self.shape[0] and 0 <= k < self.shape[1]):
@@ -171,6 +194,21 @@ class Recorder:
             text += f" and {len(self.undefined) - 5} more"
         return [f"answers that are no numbers count as wrong: {text}; a smaller optim.lr may help"]
 
+    def heard(self, now: Progress) -> None:
+        """What listeners have kept of a round, and whether one of them ends the run."""
+        if now.kept:
+            self.own_metrics.append({"round": now.rounds_done, **now.kept})
+        if now.stops and now.rounds_done != now.rounds_total:
+            rounds = f"{now.rounds_done} of {now.rounds_total or 'any number'}"
+            self.stopped = f"stopped early after round {rounds}: {now.stops[0]}"
+            for name in ("acc", "acc_masked"):  # also before the first task is finished
+                self.accuracy.setdefault(name, np.full(self.shape, np.nan))
+
+    def learned(self, seed: int, client: int) -> int:
+        """The last task with a score; -1: none."""
+        scored = ~np.isnan(self.accuracy["acc"][seed, client]).all(axis=-1)
+        return int(np.flatnonzero(scored).max(initial=-1))
+
     def progress(self, done: int, total: int | None, scores: list[Score]) -> Progress:
         """After `record` with the same scores."""
         accuracy = None
@@ -224,10 +262,12 @@ class Recorder:
             seconds=seconds,
             memory_share=origin.memory_share,
             rounds=list(map(self._csv, self.rows)),
-            notes=[*origin.notes, *notes, *self._undefined_notes()],
+            notes=[*origin.notes, *notes, *self._undefined_notes(), *filter(None, [self.stopped])],
             peak_memory_bytes=peak,
             by_task=self._by_task(),
             made_from=dict(origin.made_from),
+            own_metrics=self.own_metrics,
+            stopped=self.stopped,
         )
 
     def _communication_seconds(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -37,62 +36,7 @@ from fedmes.results.run_dir import Result, default_directory
 from fedmes.scenario import custom
 from fedmes.scenario.extend import most_tasks
 from fedmes.scenario.stream import combined_sha256
-from fedmes.tensors import map_entries, pick, put
-
-
-def run(
-    config_file: str | Path | None = None,
-    *,
-    out: str | Path | None = None,
-    on_progress: Listener | None = None,
-    resume: bool = False,
-    again: bool = False,
-    trust: bool = False,
-    **options: Any,
-) -> Result:
-    """Run an experiment. Options are those of `fedmes run`; sections are dictionaries, as in
-    `run(method="fedmes", rounds=5, optim={"lr": 1e-3})`. A custom model or method may be passed as
-    a class. `again`: also if the run exists. `trust`: import Python files that only `config_file`
-    names."""
-    given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
-    options |= map_entries(plugins.reference, given)
-    asked = {name: value for name, value in options.items() if value is not None}
-    asked = configuration.dotted(asked)
-    config = configuration.load(_path(config_file), asked)
-    check_trust(config, asked.values(), trust)
-    directory = _path(out)
-    if resume:
-        config = as_stored(config, directory, trust, given)
-    result = execute(prepare(config, given), directory, on_progress, resume, again=again)
-    if result.reused:
-        text = f"{result.directory}: this run is finished, and its result is reused"
-        warnings.warn(text, stacklevel=2)
-    return result
-
-
-def extend(
-    directory: str | Path,
-    data: str | Path,
-    *,
-    out: str | Path | None = None,
-    on_progress: Listener | None = None,
-    again: bool = False,
-    trust: bool = False,
-    method: str | Callable[..., Any] | None = None,
-    model: str | Callable[..., Any] | None = None,
-) -> Result:
-    """Continue a finished run with the tasks of further custom data, as `fedmes extend` does.
-    `method`, `model`: the run's custom ones, if any; `trust`: import them from the files that the
-    directory names."""
-    given = named_here(method=method, model=model)
-    prepared, state = extended(Path(directory), Path(data), given, trust)
-    return execute(prepared, _path(out), on_progress, resume=True, state=state, again=again)
-
-
-def _path(named: str | Path | None) -> Path | None:
-    if not named:
-        return None
-    return Path(named)
+from fedmes.tensors import pick, put
 
 
 def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
@@ -132,6 +76,9 @@ def extended(
     source = open_source(before)
     streams = open_streams(before, source)
     result = run_dir.load(directory)
+    if result.stopped:
+        first = run_dir.resume_command(directory, before)
+        raise UserError(f"extend: the run in {directory} was {result.stopped}; first: {first}")
     if combined_sha256(streams) != result.split_sha256:
         raise UserError(
             f"extend: the data of {directory} has changed since; "
@@ -236,13 +183,13 @@ def _train_and_write(
     `directory`."""
     place = training.directory
     recorder = train(engine, training)
-    _save_models(place, prepared, engine)
+    _save_models(place, prepared, engine, recorder)
     _write_protocols(directory, prepared, engine, recorder)
     parameters = prepared.method.net.parameter_count
     result = recorder.result(parameters, engine.notes, _origin(prepared))
     result.sites_left_out = dict(engine.sites_left_out)
     result.write(place)
-    if keeps_state(training.config):
+    if keeps_state(training.config) or result.stopped:
         checkpoint.keep(place, 1)
     else:
         checkpoint.clear(place)
@@ -296,7 +243,7 @@ def _flower() -> ModuleType:
     return simulation
 
 
-def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
+def _save_models(directory: Path, prepared: Prepared, engine: Engine, recorder: Recorder) -> None:
     config = prepared.config
     for s, (seed, federation) in enumerate(zip(config.seeds, prepared.federations, strict=True)):
         folder = directory / f"seed{seed}"
@@ -312,7 +259,9 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine) -> None:
                 continue  # only its site has it
             about = config, prepared.source.dataset, federation.normalisation, plan, predictor
             frozen = not_stored(prepared.method, prepared.samples, federation.normalisation)
-            client_dir.save_client(folder / f"client{k}", *about, frozen=frozen)
+            position = recorder.learned(s, k) if recorder.stopped else None
+            place = folder / f"client{k}"
+            client_dir.save_client(place, *about, frozen=frozen, position=position)
 
 
 def _write_protocols(

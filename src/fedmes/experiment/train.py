@@ -106,7 +106,12 @@ def train(engine: Engine, training: Training) -> Recorder:
         recorder.record(rows, scores)
         g += 1
         if training.on_progress is not None:
-            training.on_progress(recorder.progress(g, training.total, scores))
+            now = recorder.progress(g, training.total, scores)
+            training.on_progress(now)
+            recorder.heard(now)
+        if recorder.stopped:
+            saver.save(g)
+            return recorder
         stopping = training.stop() and g != training.total
         if stopping or saver.schedule.due(bool(scores)):
             saver.save(g)

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedmes.common.figure import NotebookFigure
 from fedmes.report import palette
 from fedmes.report.collect import Run
 from fedmes.report.figure_specs import Line
@@ -66,7 +67,7 @@ def sheet(
 ) -> Iterator[tuple[Figure, Any]]:
     """A figure with rows x columns panels, `height` inches high."""
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = NotebookFigure(figsize=(WIDTH, height), layout="constrained")
         yield figure, figure.subplots(rows, columns, squeeze=False, sharey=sharey)
 
 

@@ -1,8 +1,9 @@
-"""A table, and its three writers: Markdown, CSV and LaTeX."""
+"""A table, and its writers: Markdown, HTML, CSV and LaTeX."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -110,6 +111,27 @@ def as_markdown(table: Table) -> str:
     text += [f"|{'|'.join(line)}|" for line in zip(*columns, strict=True)]
     text += ["", *map("* {}".format, table.notes)]
     return "\n".join(text).rstrip() + "\n"
+
+
+def as_html(table: Table) -> str:
+    """For a notebook, which brings the style."""
+    lines = [f"<caption>{html.escape(table.title)}</caption>"]
+    if table.spans:
+        spans = [f'<th colspan="{width}">{html.escape(name)}</th>' for name, width in table.spans]
+        first = len(table.heads) - sum(width for _, width in table.spans)
+        lines.append(f"<tr>{'<th></th>' * first}{''.join(spans)}</tr>")
+    heads = [f"<th>{html.escape(head.strip('`'))}</th>" for head in table.heads]
+    lines.append(f"<tr>{''.join(heads)}</tr>")
+    for row in table.rows:
+        lines.append(f"<tr>{''.join(map(_html_cell, row))}</tr>")
+    return "<table>" + "\n".join(lines) + "</table>"
+
+
+def _html_cell(cell: Cell) -> str:
+    text = html.escape(str(cell))
+    if isinstance(cell, Number) and cell.bold:
+        text = f"<b>{text}</b>"
+    return f"<td>{text}</td>"
 
 
 def as_csv(tables: Sequence[Table]) -> str:

@@ -7,16 +7,19 @@ verdict.py   who wins, in plain words                   page.py          the HTM
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
-from fedmes.common.files import replace_text
+from fedmes.common.files import as_path, replace_text
 from fedmes.common.text import printable
 from fedmes.errors import UserError
 from fedmes.report import collect, result_table, verdict
 from fedmes.report.collect import Group, LeftOut
 from fedmes.report.table import as_csv, as_latex
+from fedmes.results.run_dir import Result
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,36 @@ class Report:
             f"{group.title}: {verdict.compare_runs(group.runs, 'oblivious').headline}"
             for group in self.groups
         ]
+
+    def _repr_html_(self) -> str:
+        page = html.escape(str(self.page))
+        lines = [html.escape(printable(answer)) for answer in self.answers]
+        return "<br>".join([*lines, f'<a href="{page}" target="_blank">{page}</a>'])
+
+
+def report(
+    *runs: str | Path | Result | Mapping[str, Result],
+    out: str | Path = "report.html",
+    with_samples: bool = False,
+    csv: str | Path | None = None,
+    latex: str | Path | None = None,
+    figures: str | Path | None = None,
+) -> Report:
+    """Compare finished runs in one HTML page, as `fedmes report` does: directories, results, or
+    what `fedmes.compare` returns."""
+    directories = list(chain.from_iterable(map(_directories, runs)))
+    further = map(as_path, (csv, latex, figures))
+    return write_report(directories, Path(out), with_samples, *further)
+
+
+def _directories(run: str | Path | Result | Mapping[str, Result]) -> list[Path]:
+    if isinstance(run, Mapping):
+        return list(chain.from_iterable(map(_directories, run.values())))
+    if not isinstance(run, Result):
+        return [Path(run)]
+    if run.directory is None:
+        raise UserError("report: this result has no directory; only what a run has written has one")
+    return [run.directory]
 
 
 def write_report(

@@ -23,7 +23,7 @@ from fedmes import config as configuration
 from fedmes.common import plugins
 from fedmes.common.files import first_link, replace_text, whole
 from fedmes.common.npz import read_arrays
-from fedmes.common.text import cell
+from fedmes.common.text import cell, three
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.results import metrics
@@ -68,6 +68,9 @@ class Result:
     # SHA-256 of custom method, custom model, data
     made_from: dict[str, str | None] = field(default_factory=dict)
     reused: bool = False  # it was there already
+    # numbers that a listener has kept, a row a round
+    own_metrics: list[dict[str, float]] = field(default_factory=list)
+    stopped: str = ""  # where and why a listener ended it before its last round
 
     def __post_init__(self) -> None:
         if self.left_out < 0:
@@ -78,7 +81,7 @@ class Result:
         for score, numbers in self.metrics.items():
             overall = numbers["acc_all"]["mean"]
             final = numbers["acc_final"]["mean"]
-            scores.append(f"{score} Acc_ALL {overall:.3f}, final {final:.3f}")
+            scores.append(f"{score} Acc_ALL {three(overall)}, final {three(final)}")
         return f"<{self.config.method} on {self.config.benchmark}: {'; '.join(scores)}>"
 
     @property
@@ -130,6 +133,8 @@ class Result:
             "sites_left_out": self.sites_left_out,
             "notes": self.notes,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "stopped": self.stopped,
+            "own_metrics": self.own_metrics,
             "metrics": self.metrics,
         }
         if (nolip := self.metrics_nolip) is not None:
@@ -185,6 +190,8 @@ def load(directory: Path) -> Result:
             left_out=int(content["left_out"]),
             sites_left_out={str(name): str(reason) for name, reason in excluded.items()},
             made_from=dict(content.get("made_from", {})),
+            own_metrics=list(content.get("own_metrics", ())),
+            stopped=str(content.get("stopped", "")),
         )
     except UserError:
         raise
@@ -247,10 +254,9 @@ def finished(directory: Path, config: Config) -> bool:
     if stored is None or _difference(stored, comparable(config)):
         return False
     try:
-        load(directory)
+        return not load(directory).stopped
     except UserError:
         return False
-    return True
 
 
 def default_directory(config: Config) -> Path:

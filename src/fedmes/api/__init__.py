@@ -1,0 +1,1 @@
+"""What `import fedmes` offers: runs from Python and notebooks, and results that show themselves."""

@@ -1,0 +1,123 @@
+"""Results that draw themselves, become a pandas frame, and show themselves in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedmes.errors import UserError, unknown
+from fedmes.results import run_dir
+from fedmes.results.labels import ACCURACIES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Plot = Literal["tasks", "clients", "matrix", "rounds", "time", "vote"]
+Frame = Literal["accuracy", "rounds", "own_metrics"]
+
+
+class Result(run_dir.Result):
+    """What a run measured, in `acc[seed, client, t, i]` and its kin, and ways to look at it."""
+
+    @classmethod
+    def of(cls, measured: run_dir.Result) -> Result:
+        return cls(**{field.name: getattr(measured, field.name) for field in fields(measured)})
+
+    def plot(self, what: Plot = "tasks", **choices: Any) -> Figure:
+        """A figure of the report: accuracy and forgetting after each task (`tasks`), `clients`, the
+        `matrix` of one client (`client=0`), `rounds`, `time`, or what the memory's `vote` adds.
+        `clients` and `time` take `score="masked"`."""
+        return _plot([self], what, choices)
+
+    def to_frame(self, what: Frame = "accuracy") -> pd.DataFrame:
+        """A pandas frame: `accuracy`, a row per seed, client, task and task learned last; `rounds`,
+        the rows of `rounds.csv`; or `own_metrics`."""
+        rows = {
+            "accuracy": lambda: _accuracies(self),
+            "rounds": lambda: self.rounds,
+            "own_metrics": lambda: self.own_metrics,
+        }
+        if what not in rows:
+            raise unknown("frame", what, rows)
+        return _pandas().DataFrame(rows[what]())
+
+    def _repr_html_(self) -> str:
+        return _table([self])
+
+
+class Results(dict[str, Result]):
+    """The results of a comparison, by method."""
+
+    def plot(self, what: Plot = "tasks", **choices: Any) -> Figure:
+        """As `Result.plot`, with all methods in one figure."""
+        return _plot(list(self.values()), what, choices)
+
+    def to_frame(self, what: Frame = "accuracy") -> pd.DataFrame:
+        """As `Result.to_frame`, with a column `method` in front."""
+        parts = []
+        for name, result in self.items():
+            part = result.to_frame(what)
+            part.insert(0, "method", name)
+            parts.append(part)
+        return _pandas().concat(parts, ignore_index=True)
+
+    def _repr_html_(self) -> str:
+        return _table(list(self.values()))
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.values()))
+
+
+def _plot(results: Sequence[Result], what: str, choices: dict[str, Any]) -> Figure:
+    from fedmes.report import figures
+    from fedmes.report.collect import Run
+
+    drawn: dict[str, Callable[..., Figure | None]] = {
+        "tasks": figures.per_task,
+        "clients": figures.per_client,
+        "matrix": lambda runs, **choices: figures.accuracy_matrix(runs[0], **choices),
+        "rounds": figures.over_rounds,
+        "time": figures.wall_clock,
+        "vote": figures.vote_gain,
+    }
+    if what not in drawn:
+        raise unknown("plot", what, drawn)
+    if what == "matrix" and len(results) > 1:
+        raise UserError("plot: a matrix is of one method; choose it: results['fedmes'].plot(...)")
+    figure = drawn[what](list(map(Run.of, results)), **choices)
+    if figure is None:
+        raise UserError(f"plot: this run measured nothing that '{what}' could show")
+    return figure
+
+
+def _table(results: Sequence[Result]) -> str:
+    from fedmes.report.collect import Group, Run
+    from fedmes.report.result_table import latex_table
+    from fedmes.report.table import as_html
+
+    return as_html(latex_table(Group(tuple(map(Run.of, results)))))
+
+
+def _accuracies(result: Result) -> list[dict[str, Any]]:
+    """What was measured; `after`: the task learned last, counted from 0 as in `rounds.csv`."""
+    names = {array: score for score, array in ACCURACIES.items()}
+    names |= {f"{array}_nolip": f"{score}_nolip" for array, score in names.items()}
+    rows = []
+    for s, k, t, i in np.argwhere(~np.isnan(result.acc)).tolist():
+        row: dict[str, Any] = {"seed": result.config.seeds[s], "client": k, "after": t, "task": i}
+        for array, values in result.accuracy.items():
+            row[names[array]] = float(values[s, k, t, i])
+        rows.append(row)
+    return rows
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("to_frame: pandas is not installed; pip install pandas") from None
+    return pandas
