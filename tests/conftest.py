@@ -18,6 +18,9 @@ from fedmes.models import efficientnet_lite
 
 torch.set_num_threads(1)
 
+# Nobody pulls the plug: a disk that others use, too, need not be waited for after each small file.
+os.fsync = lambda descriptor: None
+
 # How long an example takes says more about who else uses the machine than about the program.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]

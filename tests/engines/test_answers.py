@@ -21,7 +21,7 @@ from fedmes.experiment.prepare import prepare
 from fedmes.results import run_dir
 from helpers import inprocess
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
 
 TINY = {
     "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "linear",
@@ -289,7 +289,6 @@ def test_honest_answers_are_taken(prepared, honest, without_client_1):
     assert not same(engine.servers[0], without_client_1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("forgery", TRAININGS)
 def test_an_answer_to_a_round(prepared, honest, without_client_1, forgery):
     engine = started(prepared, Replay(honest, TRAININGS[forgery], "train"))

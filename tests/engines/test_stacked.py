@@ -30,9 +30,8 @@ def test_whole_runs_are_equal(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedmes"])
-def test_whole_runs_in_lock_step_are_equal(method):
-    assert_equal_runs(prepared_with({"method": method}))
+def test_whole_runs_in_lock_step_are_equal():
+    assert_equal_runs(prepared_with({"method": "fedavg"}))
 
 
 @pytest.mark.slow
@@ -45,9 +44,8 @@ def test_weights_are_equal_after_a_round_in_float32(method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", [1, 3, 6])
-def test_chunks_change_nothing(stack):
-    assert_equal_runs(prepared_with({}, staggered=True), stack)
+def test_chunks_change_nothing():
+    assert_equal_runs(prepared_with({}, staggered=True), stacks=(1, 3, 6))
 
 
 @pytest.mark.slow
@@ -75,18 +73,17 @@ def test_lanes_change_nothing(threads):
         {"train.scope": "block"},
         {"train.scope": "tasks", "stream.classes_max": 3, "eval.task_classes": "all"},
         {"train.scope": "all", "optim.name": "sgd"},
-        {"fedmes.start": "continue", "fedmes.lambda": 0.5},
+        {"fedmes.start": "continue", "fedmes.lambda": 0.5, "rounds": 2},
         {"memory": 0},
-        {"fedmes.correction": "agem_margin", "rounds": 1},
+        {"fedmes.correction": "agem_margin"},
         {
             "method": "fedmes-plus",
             "model": "cnn2",
             "model.width": 6,
             "data.image_size": 8,
             "synthetic.channels": 3,
-            "rounds": 1,
         },
-        {"method": "knn-per", "knnper.store": "all", "knn.theta": "tuned", "rounds": 1},
+        {"method": "knn-per", "knnper.store": "all", "knn.theta": "tuned"},
         {"model": "linear", "model.width": None, "model.dropout": 0.0},
         {
             "model": "cnn2",
@@ -94,14 +91,13 @@ def test_lanes_change_nothing(threads):
             "data.image_size": 5,
             "synthetic.channels": 2,
             "knn.features": "conv",
-            "rounds": 1,
         },
     ],
     ids=str,
 )
 def test_options_are_equal(options):
     options = {key: value for key, value in options.items() if value is not None}
-    base = dict(AWKWARD)
+    base = AWKWARD | {"rounds": 1}
     if options.get("model") == "linear":
         base.pop("model.width")
     prepared = prepare(config.load(None, base | options))

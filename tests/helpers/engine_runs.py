@@ -16,7 +16,7 @@ from fedmes.scenario.plan import Plan
 # Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to
 # four classes.
 AWKWARD = {
-    "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 7, "seeds": [0, 5],
+    "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 11, "seeds": [0, 5],
     "memory": [0, 3, 9, 60], "memory.per_task": 5, "memory.batch": 6, "model": "mlp", "model.width": 12,
     "model.dropout": 0.3, "synthetic.classes": 4, "synthetic.train": 60, "synthetic.test": 9, "stream.frac": 5,
     "engine.precision": "float64",
@@ -57,26 +57,35 @@ def assert_equal_states(loop, stacked, rtol):
                 torch.testing.assert_close(stacked.state[name][s, k], value, rtol=rtol, atol=rtol)
 
 
-def assert_equal_runs(prepared, stack=1000):
-    """Rows, scores and weights of whole runs in float64."""
-    loop, stacked = engines(prepared, stack)
+def assert_equal_runs(prepared, stacks=(1000,)):
+    """Rows, scores and weights of whole runs in float64: the loop's, and those of stacks of these
+    sizes."""
+    parts = (prepared.method, prepared.federations, prepared.samples)
+    loop = LoopEngine(*parts)
+    all_stacked = [StackedEngine(*parts, stack, False) for stack in stacks]
     for g in range(max(len(f.stream.position) for f in prepared.federations)):
-        for mine, theirs in zip(stacked.round(g), loop.round(g), strict=True):
-            fixed = ("seed", "client", "position", "index", "up_bytes", "down_bytes", "left_out")
-            assert [getattr(mine, name) for name in fixed] == [
-                getattr(theirs, name) for name in fixed
-            ]
-            assert mine.report == pytest.approx(theirs.report, rel=1e-8)
-        for mine, theirs in zip(stacked.evaluate(g), loop.evaluate(g), strict=True):
-            assert (mine.seed, mine.client, mine.position) == (
-                theirs.seed,
-                theirs.client,
-                theirs.position,
-            )
-            for kind, accuracy in theirs.accuracy.items():
-                np.testing.assert_array_equal(mine.accuracy[kind], accuracy)
-    assert_equal_states(loop, stacked, 1e-8)
-    for s, k in np.ndindex(stacked.seeds, stacked.clients):
-        mine, theirs = stacked.predictor(s, k), loop.predictor(s, k)
-        for name, value in theirs.items():
-            torch.testing.assert_close(mine[name], value, rtol=1e-8, atol=1e-8)
+        rows, scores = loop.round(g), loop.evaluate(g)
+        for stacked in all_stacked:
+            assert_equal_rows(stacked.round(g), rows)
+            assert_equal_scores(stacked.evaluate(g), scores)
+    for stacked in all_stacked:
+        assert_equal_states(loop, stacked, 1e-8)
+        for s, k in np.ndindex(stacked.seeds, stacked.clients):
+            mine, theirs = stacked.predictor(s, k), loop.predictor(s, k)
+            for name, value in theirs.items():
+                torch.testing.assert_close(mine[name], value, rtol=1e-8, atol=1e-8)
+
+
+def assert_equal_rows(stacked, loop):
+    fixed = ("seed", "client", "position", "index", "up_bytes", "down_bytes", "left_out")
+    for mine, theirs in zip(stacked, loop, strict=True):
+        assert [getattr(mine, name) for name in fixed] == [getattr(theirs, name) for name in fixed]
+        assert mine.report == pytest.approx(theirs.report, rel=1e-8)
+
+
+def assert_equal_scores(stacked, loop):
+    place = ("seed", "client", "position")
+    for mine, theirs in zip(stacked, loop, strict=True):
+        assert [getattr(mine, name) for name in place] == [getattr(theirs, name) for name in place]
+        for kind, accuracy in theirs.accuracy.items():
+            np.testing.assert_array_equal(mine.accuracy[kind], accuracy)

@@ -211,7 +211,7 @@ class FlowerEngine:
                 if to is not None and not reply.has_error():
                     found[to] = answers.read(reply, kind, self.limits)
             now = time.monotonic()
-            if now > began + self.config.server.timeout:
+            if not waiting or now > began + self.config.server.timeout:
                 break
             if now > looked + RESTARTS:
                 looked = now
