@@ -85,6 +85,7 @@ def test_run(terminal):
     assert status == 0 and "its result is reused" in seen and "Acc_ALL" in seen
 
 
+@pytest.mark.slow
 def test_compare(terminal):
     words = ["compare", *SMALL, "--methods", "fedavg,fedmes", "--out", "c"]
     status, seen = terminal(*words)

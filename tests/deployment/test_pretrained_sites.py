@@ -126,6 +126,7 @@ def test_new_tasks_replace_features(photographs, folders, tmp_path):
     assert len(before) == len(after) == 2 and len(before & after) == 1
 
 
+@pytest.mark.slow
 def test_a_shape_without_an_image_size_is_the_size_of_images(photographs, folders, tmp_path):
     """As an operator writes it by hand; without mean and std, which the network has itself."""
     shape = [3, 24, 24]
@@ -151,6 +152,7 @@ def sha(weights):
     return net.frozen_sha256[:12]
 
 
+@pytest.mark.slow
 def test_a_site_with_other_weights_is_left_out_by_name(photographs, folders, tmp_path):
     settled = agreed(tmp_path, photographs, method="fedavg")
     write_weights(tmp_path / "south/copy.pth", 1)
@@ -176,6 +178,7 @@ def test_no_site_has_the_weights(photographs, folders, tmp_path):
     assert south == f"south: model.weights: {tmp_path / 'south/copy.pth'} does not exist"
 
 
+@pytest.mark.slow
 def test_weights_that_change_between_rounds(photographs, folders, tmp_path):
     """Each message finds the file as it is then."""
     settled = agreed(tmp_path, photographs, method="fedavg", rounds=2)
@@ -195,6 +198,7 @@ def test_weights_that_change_between_rounds(photographs, folders, tmp_path):
     assert [row["client"] for row in result.rounds].count(1) == 1
 
 
+@pytest.mark.slow
 def test_a_server_does_not_go_on_with_other_weights(photographs, folders, tmp_path):
     settled = agreed(tmp_path, photographs, method="fedavg")
     server.serve(inprocess.at_sites(folders), settled, tmp_path / "server")
@@ -210,6 +214,7 @@ def test_a_server_does_not_go_on_with_other_weights(photographs, folders, tmp_pa
     assert (tmp_path / "server/result.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_federation_up_in_a_finished_directory(photographs, tmp_path, monkeypatch):
     monkeypatch.setattr(up, "Federation", inprocess.Federation)
     write_weights(tmp_path / "w.pth", 0)

@@ -115,6 +115,7 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
         server.serve(inprocess.at_sites(folders), agreed, tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatch):
     agreed = agreement(
         config.load(None, OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1})
@@ -160,6 +161,7 @@ def test_the_server_waits_for_new_tasks(own, tmp_path):
     assert np.isfinite(result.acc[0, 1, 2, :3]).all() and np.isnan(result.acc[0, 0, 2]).all()
 
 
+@pytest.mark.slow
 def test_a_new_task_that_does_not_fit_is_named_while_the_server_waits(own, tmp_path, clock):
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}
     agreed = agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 5.0})
@@ -179,6 +181,7 @@ def test_a_new_task_that_does_not_fit_is_named_while_the_server_waits(own, tmp_p
     assert result.sites_left_out.keys() == {"south"} and "class5" in result.sites_left_out["south"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("needed", "lost"), [(2, {1}), (1, {0, 1})], ids=["too few", "nobody"])
 def test_rounds_wait_for_as_many_sites_as_are_needed(own, needed, lost, tmp_path, clock):
     """Sites go in the middle of a round and are back later: no round of the others' is spent

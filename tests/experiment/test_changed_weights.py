@@ -62,6 +62,7 @@ def refused(command, words, folder, text):
     return found.groups()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine", ["loop", "stacked", pytest.param("flower", marks=pytest.mark.flower)]
 )
@@ -76,6 +77,7 @@ def test_a_run_is_not_resumed_on_other_weights(engine, here, command):
         assert command("resume", "run")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_with_its_own_weights_alone(here, command):
     first = fedmes.run(out="run", **options("loop"))
     made = json.loads((here / "run/result.json").read_text())["made_from"]

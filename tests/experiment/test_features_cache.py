@@ -15,6 +15,8 @@ from fedmes.errors import UserError
 from fedmes.experiment import features
 from helpers.frozen_front import TINY, WIDTH, clients, prepared, scores
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 Usage = namedtuple("Usage", "total used free")
 FEATURES = 10 * (20 + 4) * WIDTH * 8  # bytes of the outputs, for 10 classes of images
 PLACES = ["auto", "device", "host", "disk"]
@@ -35,6 +37,7 @@ def assert_equal_runs(runs):
                 assert torch.equal(theirs[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_every_place_gives_equal_bits(engine, features_folder):
     options = {"method": "fedmes"}

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.slow
+
 CELLS = [
     """
     import json
@@ -100,7 +102,6 @@ def told(tmp_path_factory):
     return json.loads(output.text) | outputs | {"result": notebook.cells[-2].outputs}
 
 
-@pytest.mark.slow
 def test_a_model_and_a_method_of_a_cell_train_in_both_engines(told):
     loop, stacked, unplaced = (np.array(acc) for acc in told["acc"].values())
     assert loop.shape == (1, 2, 2, 2) and np.isfinite(loop[:, :, 1]).all()
@@ -109,7 +110,6 @@ def test_a_model_and_a_method_of_a_cell_train_in_both_engines(told):
     assert told["config"] == ["<python>.py:small", "<python>.py:Half", "<python>.py:Small"]
 
 
-@pytest.mark.slow
 def test_a_client_of_such_a_run_predicts(told):
     np.testing.assert_allclose(told["sum"], [1, 1])
 

@@ -33,7 +33,7 @@ def data_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def photos(tmp_path):
+def photos(tmp_path, short_lite0):
     return photographs.make(tmp_path / "photos")
 
 
@@ -109,6 +109,7 @@ def test_a_resumed_and_an_extended_run_keep_the_size(photos, tmp_path):
     assert longer.config.data.image_size == 32
 
 
+@pytest.mark.slow
 def test_the_four_commands_of_the_readme(tmp_path, monkeypatch, capsys):
     """Train, report, predict and explain, with the published weights."""
     pytest.importorskip(

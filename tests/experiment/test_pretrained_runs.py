@@ -19,6 +19,8 @@ from fedmes.models.networks import CNN2
 from fedmes.prediction.client import load_client
 from helpers.frozen_front import TINY, WIDTH, Small, clients, scores
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 HEAD = {"head.weight", "head.bias"}
 
 
@@ -28,6 +30,7 @@ def features_folder(tmp_path, monkeypatch):
     return tmp_path / "features"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedmes", "fedmes-plus", "ditto"])
 def test_engines_agree_with_and_without_the_cache(method, features_folder):
     runs = {
@@ -46,6 +49,7 @@ def test_engines_agree_with_and_without_the_cache(method, features_folder):
     assert len(list(features_folder.iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trained", [{"model.train": "adapters", "model.rank": 1}, {"model.train": "last:1"}]
 )
@@ -128,6 +132,7 @@ def test_a_client_predicts_images_as_it_was_scored(tmp_path):
     assert all(prediction.neighbours[0].distance < 1e-4 for prediction in found)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_on_the_same_features(tmp_path):
     options = TINY | {"method": "fedmes", "checkpoint.every": "round"}
     whole = fedmes.run(model=Small, **options, out=tmp_path / "whole")

@@ -74,6 +74,7 @@ def test_a_finished_run_is_not_touched(out, command):
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_made_again_the_old_one_stays_until_the_new_one_is_there(out, command):
     before = contents(out)
     with pytest.raises(Enough):
@@ -131,6 +132,7 @@ def test_another_process_works_there(words, out, command):
     assert contents(out) == before
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_not_begun_anew_by_mistake(tmp_path, once, command):
     with pytest.raises(Enough):
         fedmes.run(out=tmp_path / "o", on_progress=after(2), **SMALL)

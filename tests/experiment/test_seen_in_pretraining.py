@@ -21,7 +21,7 @@ SMALL = [
 
 
 @pytest.fixture(autouse=True)
-def miniimagenet(tmp_path, monkeypatch):
+def miniimagenet(tmp_path, monkeypatch, short_lite0):
     """Six images of each of its 100 classes, and weights as somebody may have them in a file."""
     monkeypatch.setenv("FEDMES_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -41,6 +41,7 @@ def run(capsys, *words):
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_warning_and_a_note_wherever_the_score_is_shown(capsys):
     given = [*SMALL, "--set", "model.weights=weights.pth"]
     with pytest.warns(RuntimeWarning, match=NOTE):
@@ -54,6 +55,7 @@ def test_a_warning_and_a_note_wherever_the_score_is_shown(capsys):
     assert f"note: {NOTE}" in said
 
 
+@pytest.mark.slow
 def test_no_note_where_nothing_was_seen(capsys):
     said = run(capsys, "run", *SMALL, "--set", "model.weights=none", "--out", "run")
     assert "pretraining" not in said

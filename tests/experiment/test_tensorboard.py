@@ -44,6 +44,7 @@ def events(folder):
     return values
 
 
+@pytest.mark.slow
 def test_events_are_the_numbers_of_the_result_directory(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     run(tmp_path, "--seeds", "3,5", "--tensorboard")

@@ -14,6 +14,8 @@ from fedmes.models import features
 from fedmes.models.augmentation import moved
 from helpers.frozen_front import TINY, WIDTH, Small, clients, prepared, scores
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 IMAGES = 10 * (20 + 4)
 VIEWS = {"method": "fedmes-plus", "model.views": 3, "data.image_size": 16}
 PLUS = {"method": "fedmes-plus", "data.image_size": 16}
@@ -60,6 +62,7 @@ def test_a_step_draws_a_view_for_each_sample():
     assert max(numbers.max(initial=0) for numbers in plan.memory_after) < count
 
 
+@pytest.mark.slow
 def test_engines_agree_and_views_count(features_folder):
     loop, accuracy = scores("loop", **VIEWS)
     stacked, other = scores("stacked", **VIEWS)

@@ -153,6 +153,7 @@ def test_distillation_sees_the_scope_and_the_real_samples():
     assert float(loss) == 0 and not g.any()
 
 
+@pytest.mark.slow
 def test_flwf_is_fedavg_in_the_first_task():
     """Exactly, because there is no past; afterwards it is not."""
     flwf, fedavg = Run({"method": "flwf"}), Run({"method": "fedavg"})

@@ -56,6 +56,7 @@ def file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_options_of_a_method_by_path(file, tmp_path):
     """It is FedProx under another name, and has its numbers."""
     sizes = SIZES | {"engine": "loop"}
@@ -70,6 +71,7 @@ def test_options_of_a_method_by_path(file, tmp_path):
     assert client.config.custom == {"replay": {"pull": 0.2, "times": 1}}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_with_them(file, tmp_path):
     options = SIZES | {"method": f"{file}:Later", "engine": "stacked", "replay": {"times": 3}}
     whole = fedmes.run(out=tmp_path / "whole", **options)
@@ -135,6 +137,7 @@ def compare(methods, *words):
     cli.app(["compare", "--methods", methods, *SMALL, *words], standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_compare_gives_them_to_the_methods_that_have_them(package, capsys):
     compare("fedavg,replay,later,shrink", "--set", "replay.pull=0.2", "--set", "shrink.by=0.5")
     directory = Path(capsys.readouterr().out.strip())
@@ -171,6 +174,7 @@ def test_compare_refuses_what_no_method_has(package, methods, setting, message):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_reports_show_them_and_the_command_that_runs_it_again(file, tmp_path):
     for name, options in (("a", {}), ("b", {"replay": {"pull": 0.3}})):
         fedmes.run(method=f"{file}:Replay", out=tmp_path / name, **SIZES, **options)

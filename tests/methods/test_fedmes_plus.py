@@ -140,6 +140,7 @@ class Watched(FedMeSPlus):
         return new
 
 
+@pytest.mark.slow
 def test_the_teacher_has_no_say_in_the_first_task_nor_in_a_later_ones_first_step():
     """Whoever begins where the teacher stands agrees with it: its term has no gradient there. Then
     it has."""

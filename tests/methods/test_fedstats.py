@@ -65,6 +65,7 @@ def test_the_servers_sums_are_those_of_all_samples():
     np.testing.assert_allclose(run.method.products(server["g"]), x.T @ x, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_neither_the_order_nor_the_number_of_rounds_counts():
     """Not to the last bit, with clients who come late, stay away for a while, or are asked
     often."""

@@ -54,6 +54,7 @@ def trails():
 LAYERS = ["body.0.weight", "body.3.weight"]
 
 
+@pytest.mark.slow
 def test_what_is_decomposed(trails):
     """Hidden weights; not the head, not the biases. The server knows nothing else."""
     trail = trails()
@@ -83,6 +84,7 @@ def test_property_7_the_knowledge_base_contributes_nothing_in_the_first_task(tra
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kb", "l1"), [("previous", 0.01), ("all_previous", 1e-3)])
 def test_property_7_old_tasks_change_through_b_alone(kb, l1, trails):
     """With the B of before put back, the weights and answers for the first task are what they were,
@@ -192,6 +194,7 @@ def test_the_knowledge_base_may_hold_all_parts(trails):
         assert (alpha[:6] != 0).all()  # a weight for each part of each earlier task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retroactive", [False, True])
 def test_earlier_masks_and_parts_move_only_if_asked(retroactive, trails):
     trail = trails(retroactive=retroactive)

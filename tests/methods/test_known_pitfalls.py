@@ -313,6 +313,7 @@ def generators():
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("method", ["fedmes", "fedweit"])
 def test_no_global_generator_has_a_say(method, engine, tmp_path):

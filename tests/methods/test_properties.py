@@ -57,6 +57,7 @@ class FedProx(UniformFedAvg):
 PLAIN = {"memory": 0, "knn.theta": 0.0}
 
 
+@pytest.mark.slow
 def test_property_2_without_memory_and_lambda_it_is_fedavg():
     """No memory, lambda 0, theta 0: the local models and predictions of FedAvg with uniform
     averaging, bit for bit."""
@@ -107,6 +108,7 @@ def test_property_2_with_a_fixed_lambda_it_is_fedprox(optimizer):
     )
 
 
+@pytest.mark.slow
 def test_property_2_with_the_papers_lambda_it_is_fedprox():
     """No memory: FedProx with mu = lambda of each client and round."""
     fedmes = Run(PLAIN)
@@ -182,6 +184,7 @@ def violating(draw):
     return torch.from_numpy(g), torch.from_numpy(gm), torch.from_numpy(z)
 
 
+@pytest.mark.slow
 @fixed
 @given(violating())
 def test_property_5_rule_2_is_the_nearest_feasible_direction(vectors):

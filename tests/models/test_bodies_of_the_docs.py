@@ -28,6 +28,7 @@ def operators():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", WRAPPERS)
 def test_a_network_of_another_package(package, tmp_path, monkeypatch):
     pytest.importorskip(package, reason=f"{package} is not installed")

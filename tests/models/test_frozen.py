@@ -92,6 +92,7 @@ def test_what_is_frozen_stays_and_is_no_state(method, engine):
     assert max(up) <= 2 * 8 * made.method.net.parameter_count
 
 
+@pytest.mark.slow
 def test_both_engines_agree():
     states = []
     for engine in ("loop", "stacked"):

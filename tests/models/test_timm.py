@@ -24,6 +24,7 @@ def trained(module):
     return {name for name, p in module.named_parameters() if p.requires_grad}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050"])
 def test_a_frozen_network_with_a_new_head(name):
     module = maker(f"timm:{name}")((3, 8, 8), 5, weights="none", size=32)
@@ -108,6 +109,7 @@ def test_no_hub_and_no_file(hub_cache):
         maker("timm:resnet18")((3, 8, 8), 5)
 
 
+@pytest.mark.slow
 def test_an_earlier_download_needs_no_hub(timm, hub_cache, tmp_path):
     torch.manual_seed(3)
     network = timm.create_model("resnet18")
@@ -129,6 +131,7 @@ OTHER = (
 )
 
 
+@pytest.mark.slow
 def test_weights_of_another_network(timm, tmp_path):
     torch.save(timm.create_model("resnet18").state_dict(), tmp_path / "resnet18.pth")
     file = str(tmp_path / "resnet18.pth")

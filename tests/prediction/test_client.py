@@ -265,6 +265,7 @@ class Mine(FedMeS):
 """
 
 
+@pytest.mark.slow
 def test_own_code_is_imported_only_when_the_user_says_so(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OWN)

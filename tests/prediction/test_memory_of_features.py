@@ -17,6 +17,8 @@ from fedmes.results import client_dir
 from helpers.client_directories import edit
 from helpers.frozen_front import TINY, WIDTH, Small
 
+pytestmark = pytest.mark.usefixtures("unrehearsed")
+
 RUN = TINY | {"method": "fedmes", "memory": 9, "seeds": [3]}
 KEEP = {"memory.keep": "features"}
 
@@ -28,6 +30,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDMES_DATA", str(folder / "data"))
+        patch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)
         for name, options in (
             ("images", {}),
             ("features", KEEP),

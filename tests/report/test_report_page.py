@@ -266,6 +266,7 @@ def test_what_the_vote_adds():
 # Private data
 
 
+@pytest.mark.slow
 def test_samples_are_there_only_when_asked_for(trained_runs, tmp_path, trained_page):
     plain = report_on(tmp_path, trained_runs)
     text = (tmp_path / "page.html").read_text()

@@ -107,6 +107,7 @@ def test_what_stays_keeps_its_order_and_what_is_new_comes_last(policy, case):
             assert after.tolist() == before.tolist()
 
 
+@pytest.mark.slow
 @own
 @fixed
 @given(case=cases())
@@ -185,6 +186,7 @@ def test_step_by_step_is_as_if_all_samples_were_still_there(policy, case):
 # --- equal shares ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @fixed
 @given(case=cases())
 def test_balanced_holds_as_many_of_each_class(case):
@@ -196,6 +198,7 @@ def test_balanced_holds_as_many_of_each_class(case):
         assert_equal_shares(counts(labels[numbers], CLASSES), met.tolist())
 
 
+@pytest.mark.slow
 @fixed
 @given(case=cases())
 def test_ring_holds_as_many_of_each_task(case):

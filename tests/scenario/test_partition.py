@@ -205,6 +205,7 @@ def test_dirichlet_shares_are_disjoint_unequal_and_as_many_in_all(frac):
     assert spread["0.3"] > 2 * spread["100"]
 
 
+@pytest.mark.slow
 def test_dirichlet_draws_have_the_right_moments():
     for shape in (0.3, 1.0, 4.0):
         drawn = np.array([keyed_random.gamma(shape, "moments", i) for i in range(4000)])

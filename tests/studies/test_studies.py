@@ -174,6 +174,7 @@ def test_missing_data_of_one_benchmark_does_not_stop_the_others(tmp_path, monkey
         reproduce(replace(scope, benchmarks=("split-core50",)), execute)
 
 
+@pytest.mark.slow
 def test_a_study_in_vain_does_not_keep_the_others_from_their_pages(tmp_path):
     first, second = (
         tiny("table1", tmp_path, methods=("fedavg",)),

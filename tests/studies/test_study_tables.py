@@ -95,6 +95,7 @@ def test_a_page_explains_the_signs_it_uses_only_and_names_its_command(tmp_path):
 # --- quick versions, missing data, bad input ------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     """`put` keeps no rounds.csv: seconds and rule-2 shares come from result.json."""
     scope = Scope("wallclock", tmp_path, benchmarks=("split-emnist",), clients=(20,))
