@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from fedmes.report.write import write_report
+from fedmes.results.status import read as status_of
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
@@ -107,7 +108,12 @@ def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
     write_report([tmp_path / "here"], tmp_path / "page.html")
     assert "site left out: south (" in (tmp_path / "page.html").read_text()
     assert f"fedmes: site south is left out: {reason}" in lines
-    assert f"fedmes: round 1: north; missing south ({reason}); accuracy so far north " in lines
+    text = f"fedmes: round 1, task 1/1: north; missing south ({reason}); accuracy so far "
+    assert re.search(re.escape(text) + r"([01]\.\d{3}) \(north \1\)", lines)
+    (north, south) = status_of(tmp_path / "here").sites
+    assert (north.name, north.task, north.samples, north.left_out) == ("north", 1, 8, "")
+    assert (south.name, south.task, south.left_out) == ("south", None, reason)
+    assert north.last_seen is not None and south.last_seen is None
     assert (
         f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})"
         in lines

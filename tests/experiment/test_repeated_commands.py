@@ -218,7 +218,8 @@ def test_files_are_on_the_disk_before_they_get_their_names(out, monkeypatch):
         fsync(descriptor)
 
     def note_name(source, target):
-        assert str(source) in synced, target
+        # how a run was going is of no use after a power loss
+        assert str(source) in synced or target.name == "status.json", target
         named.append(target)
         replace(source, target)
 

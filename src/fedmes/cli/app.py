@@ -38,6 +38,7 @@ COMMANDS = {
         "run",
         "Compare several methods on the same splits and initial weights; finished runs are reused.",
     ),
+    "status": ("watch", "Show how a run, a comparison or a federation is going."),
     "report": (
         "report",
         "Compare finished runs in one HTML page: the best method, tables, figures, every client.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,18 +12,24 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fedmes.common.progress import bar, on_terminal
+from fedmes.common.text import printable
 from fedmes.errors import Stopped
 
 if TYPE_CHECKING:
     from fedmes.experiment.recorder import Standing
     from fedmes.results.run_dir import Result
 
+PAUSE = 10.0  # seconds between two lines of a log within a task, at least
+
 
 @contextmanager
 def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | None]:
-    """A bar on a terminal, nothing elsewhere."""
-    if quiet or not on_terminal():
+    """A bar on a terminal, lines of a log elsewhere; both on stderr."""
+    if quiet:
         yield None
+        return
+    if not on_terminal():
+        yield Lines(title)
         return
     with bar(title, status="preparing") as report:
 
@@ -30,6 +37,24 @@ def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | N
             report(now.rounds_done, now.rounds_total, now.words)
 
         yield listener
+
+
+class Lines:
+    """For files and pipes: a line when a task ends, and in between one every ten seconds or, in
+    long runs, every hundredth of the time so far, so that a week's log can still be read."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.began = time.monotonic()
+        self.last = self.began
+
+    def __call__(self, now: Standing) -> None:
+        seconds = time.monotonic()
+        pause = max(PAUSE, (seconds - self.began) / 100)
+        if now.round < now.rounds and seconds - self.last < pause:
+            return
+        self.last = seconds
+        print(printable(f"{self.title}: {now.line}"), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -39,6 +40,25 @@ def size(number: float) -> str:
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time in the two units that suit it: 40 s, 3 min, 2 h 5 min, 1 d 3 h."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{round(seconds)} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Names with commas, the first few of many."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"
 
 
 def short_sha256(sha256: str | None) -> str:

@@ -15,12 +15,12 @@ from fedmes.config.options import Config
 from fedmes.deployment import site as folders
 from fedmes.deployment.server import serve
 from fedmes.engines.flower.client import Node, client_app
-from fedmes.engines.flower.engine import log
 from fedmes.engines.flower.site import SiteClient
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare_site
 from fedmes.experiment.recorder import Progress
 from fedmes.experiment.simulation import _prepared, _site_client
+from fedmes.results import status
 
 NO_FILE = (None, "pretrained", "none")  # values of model.weights
 
@@ -53,6 +53,7 @@ def _folder(node: Node) -> Path:
     return Path(str(node["site"]))
 
 
+log = logging.getLogger("fedmes")
 server = ServerApp()
 client = client_app(site_name, site_client)
 
@@ -72,7 +73,7 @@ def main(grid: Grid, context: Context) -> None:
             file.write(json.dumps(content) + "\n")
 
     def on_progress(now: Progress) -> None:
-        write(now.numbers())
+        write({"time": status.now().isoformat(), **now.numbers()})
 
     try:
         result = serve(grid, configuration.load(Path(str(given["config"])), {}), out, on_progress)
@@ -89,7 +90,8 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _log_to_the_stream() -> None:
-    """What a server prints is what `flwr run --stream` and `flwr log` show."""
+    """What a server prints is what `flwr run --stream` and `flwr log` show: sites that come or are
+    refused, and every round."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("fedmes: %(message)s"))
     log.handlers = [handler]

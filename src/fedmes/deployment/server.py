@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 from fedmes.config.options import Config
 from fedmes.engines.flower.engine import FlowerEngine
 from fedmes.errors import UserError
+from fedmes.experiment.journal import keeping
 from fedmes.experiment.made_from import refuse, stale
 from fedmes.experiment.prepare import prepare, sites_blueprint
 from fedmes.experiment.recorder import Listener, Origin
@@ -37,25 +38,29 @@ def serve(
     with working_in(directory, config):
         refuse(directory, stale(directory, known.made_from, config), ANOTHER)
         run_dir.claim(directory, config)
-        engine = FlowerEngine(known.method, known.initial, config, grid)
-        training = Training(
-            config,
-            directory,
-            None,
-            on_progress,
-            resume=True,
-            made_from=known.made_from,
-            more=engine.anything_to_do,
-        )
-        recorder = train(engine, training)
-        if not recorder.accuracy:
-            raise UserError("; ".join(["no site has finished a task in this run", *engine.notes]))
-        folder = directory / f"seed{config.seeds[0]}"
-        folder.mkdir(exist_ok=True)
-        client_dir.save_model(folder / "initial.safetensors", put("w", known.initial[0]))
-        client_dir.save_model(folder / "global.safetensors", engine.server_state(0))
-        origin = Origin(made_from=known.made_from)
-        result = recorder.result(known.method.net.parameter_count, engine.notes, origin)
-        result.sites_left_out = engine.sites_left_out
-        result.write(directory)
+        with keeping(directory, config) as journal:
+            engine = FlowerEngine(known.method, known.initial, config, grid)
+            training = Training(
+                config,
+                directory,
+                None,
+                journal,
+                on_progress,
+                resume=True,
+                made_from=known.made_from,
+                more=engine.anything_to_do,
+            )
+            recorder = train(engine, training)
+            if not recorder.accuracy:
+                raise UserError(
+                    "; ".join(["no site has finished a task in this run", *engine.notes])
+                )
+            folder = directory / f"seed{config.seeds[0]}"
+            folder.mkdir(exist_ok=True)
+            client_dir.save_model(folder / "initial.safetensors", put("w", known.initial[0]))
+            client_dir.save_model(folder / "global.safetensors", engine.server_state(0))
+            origin = Origin(made_from=known.made_from)
+            result = recorder.result(known.method.net.parameter_count, engine.notes, origin)
+            result.sites_left_out = engine.sites_left_out
+            result.write(directory)
     return result

@@ -110,6 +110,7 @@ class _Tail:
             if "error" in content:
                 self.error = content["error"]
             elif self.listener is not None:
+                content.pop("time")
                 self.listener(Standing(**content))
 
 

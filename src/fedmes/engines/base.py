@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fedmes.results.status import Site
 from fedmes.tensors import Tensors
 
 
@@ -54,6 +55,10 @@ class Engine(Protocol):
     @property
     def sites_left_out(self) -> Mapping[str, str]:
         """The sites that currently do not take part, by name, and why; in one process, none."""
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        """All sites that are known of, with what the server knows of them; in one process, none."""
 
     def round(self, g: int) -> list[RoundRow]:
         """Train global round g of all seeds and average."""

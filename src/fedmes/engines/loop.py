@@ -17,6 +17,7 @@ from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import Update, aggregate_round
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
+from fedmes.results.status import Site
 from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, added, broken, cast, grown, map_entries, put
 
@@ -100,6 +101,8 @@ def _predict(
 
 class LoopEngine:
     """Trains and evaluates one client after the other."""
+
+    sites: tuple[Site, ...] = ()
 
     def __init__(
         self,

@@ -18,10 +18,10 @@ from fedmes.results.run_dir import Result
 from fedmes.tensors import Tensors, grown, map_entries, pick, put
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a run stands after a round, in plain numbers, for a progress bar and a line of
-    `progress.jsonl`."""
+    """Where a run stands after a round, in plain numbers and words, for a progress bar, a log and a
+    line of `progress.jsonl`."""
 
     rounds_done: int
     rounds_total: int | None  # None: as many as it takes
@@ -31,6 +31,9 @@ class Standing:
     rounds: int
     # mean task-oblivious accuracy over the tasks so far, after the last finished task
     accuracy: float | None
+    # of the run, or of the task where nobody knows how many rounds come
+    seconds_left: float | None = None
+    line: str = ""  # the round in words: who took part, who did not and why, accuracy, time left
 
     def numbers(self) -> dict[str, Any]:
         """Just these, from which another process makes a Standing again."""
@@ -45,7 +48,7 @@ class Standing:
         return text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress(Standing):
     """The same for listeners within the run, with all that was measured in the round."""
 
@@ -232,6 +235,10 @@ class Recorder:
             scores=tables,
         )
 
+    def rows_from(self, start: int) -> list[dict[str, Any]]:
+        """All but the first rows, as in `rounds.csv`."""
+        return list(map(self._csv, self.rows[start:]))
+
     def result(
         self,
         parameters: int,
@@ -261,7 +268,7 @@ class Recorder:
             communication=dict(sent),
             seconds=seconds,
             memory_share=origin.memory_share,
-            rounds=list(map(self._csv, self.rows)),
+            rounds=self.rows_from(0),
             notes=[*origin.notes, *notes, *self._undefined_notes(), *filter(None, [self.stopped])],
             peak_memory_bytes=peak,
             by_task=self._by_task(),

@@ -20,6 +20,7 @@ from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
 from fedmes.experiment.features import not_stored
+from fedmes.experiment.journal import keeping
 from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse, stale
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
@@ -164,12 +165,15 @@ def execute(
         # sites evaluate themselves, under one protocol
         protocols = prepared.protocols if flower is None else ()
         made = prepared.made_from
-        training = Training(config, place, total, on_progress, resume, state, stop, protocols, made)
-        finish = partial(_train_and_write, prepared, training, directory)
-        if flower is None:
-            result = finish(_engine(prepared))
-        else:
-            result = flower.with_sites(prepared, place, resume, grid, finish)
+        with keeping(place, config) as journal:
+            training = Training(
+                config, place, total, journal, on_progress, resume, state, stop, protocols, made
+            )
+            finish = partial(_train_and_write, prepared, training, directory)
+            if flower is None:
+                result = finish(_engine(prepared))
+            else:
+                result = flower.with_sites(prepared, place, resume, grid, finish)
         if place != directory:
             run_dir.replace_by_again(directory)
             result.directory = directory

@@ -12,7 +12,7 @@ import numpy as np
 from fedmes.errors import UserError
 from fedmes.experiment.recorder import Listener, Progress
 from fedmes.results import metrics
-from fedmes.results.run_dir import PLACE
+from fedmes.results.rounds_csv import PLACE
 
 SCORES = {
     "acc": "oblivious", "acc_masked": "masked",

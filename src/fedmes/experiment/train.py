@@ -15,6 +15,7 @@ from fedmes.config.options import Config
 from fedmes.engines.base import Engine
 from fedmes.engines.devices import numerics
 from fedmes.errors import Stopped, UserError
+from fedmes.experiment.journal import Journal
 from fedmes.experiment.recorder import Listener, Recorder
 from fedmes.results import checkpoint, run_dir
 from fedmes.tensors import Tensors
@@ -63,6 +64,7 @@ class Training:
     config: Config
     directory: Path
     total: int | None  # rounds; None: as long as there is more to do
+    journal: Journal
     on_progress: Listener | None = None
     resume: bool = False  # from the directory's checkpoint
     state: State | None = None  # where to begin if there is no checkpoint
@@ -87,6 +89,7 @@ def train(engine: Engine, training: Training) -> Recorder:
         torch.cuda.reset_peak_memory_stats()
     recorder = Recorder(config, training.protocols)
     done = _begin(engine, recorder, training)
+    training.journal.begin(recorder, done)
     saver = _Saver(engine, recorder, training, done)
     seconds = recorder.seconds
     before = dict(seconds)
@@ -105,8 +108,8 @@ def train(engine: Engine, training: Training) -> Recorder:
         seconds["total"] = before["total"] + end - began
         recorder.record(rows, scores)
         g += 1
+        now = training.journal.round(recorder.progress(g, training.total, scores), engine, scores)
         if training.on_progress is not None:
-            now = recorder.progress(g, training.total, scores)
             training.on_progress(now)
             recorder.heard(now)
         if recorder.stopped:

@@ -16,7 +16,7 @@ from fedmes.common.own_code import OwnCode, frames
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models import functional
-from fedmes.results.run_dir import COUNTED, PLACE
+from fedmes.results.rounds_csv import COUNTED, PLACE
 from fedmes.tensors import Tensors
 
 RULES = {

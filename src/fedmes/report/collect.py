@@ -125,9 +125,9 @@ def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
     left_out: list[LeftOut] = []
     met: set[Path] = set()
     for path in paths:
-        found = list(_find(path, DEPTH))
+        found = list(find_runs(path))
         if not found:
-            left_out.append(LeftOut(str(path), _why_empty(path)))
+            left_out.append(LeftOut(str(path), why_empty(path)))
         for directory in found:
             if directory.resolve() in met:
                 continue
@@ -141,7 +141,7 @@ def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
     return [Group(_labelled(runs)) for runs in groups.values()], left_out
 
 
-def _why_empty(path: Path) -> str:
+def why_empty(path: Path) -> str:
     if path.is_dir():
         return "holds no run"
     if path.exists():
@@ -149,7 +149,7 @@ def _why_empty(path: Path) -> str:
     return "does not exist"
 
 
-def _find(path: Path, depth: int) -> Iterator[Path]:
+def find_runs(path: Path, depth: int = DEPTH) -> Iterator[Path]:
     """The run directories in and under a folder; a run's own folders are not searched."""
     try:
         if any(map(Path.is_file, map(path.joinpath, RUN_FILES))):
@@ -157,7 +157,7 @@ def _find(path: Path, depth: int) -> Iterator[Path]:
         elif depth > 0 and path.is_dir():
             for inner in sorted(path.iterdir()):
                 if inner.is_dir() and not inner.name.startswith("."):
-                    yield from _find(inner, depth - 1)
+                    yield from find_runs(inner, depth - 1)
     except OSError:  # a folder that may not be read holds nothing for us
         return
 

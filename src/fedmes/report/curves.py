@@ -15,7 +15,8 @@ from fedmes.config.options import Config
 from fedmes.results import metrics
 from fedmes.results.labels import ACCURACIES
 from fedmes.results.metrics import Floats, mean
-from fedmes.results.run_dir import PLACE, ROUND_COLUMNS, Result
+from fedmes.results.rounds_csv import PLACE, ROUND_COLUMNS
+from fedmes.results.run_dir import Result
 
 Rounds = Mapping[str, Floats]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import itertools
 import json
 import os
 import platform
@@ -23,18 +20,12 @@ from fedmes import config as configuration
 from fedmes.common import plugins
 from fedmes.common.files import first_link, replace_text, whole
 from fedmes.common.npz import read_arrays
-from fedmes.common.text import cell, three
+from fedmes.common.text import three
 from fedmes.config.options import Config
 from fedmes.errors import UserError
-from fedmes.results import metrics
+from fedmes.results import metrics, rounds_csv
 from fedmes.results.metrics import Floats
-
-# The columns of rounds.csv: the client's round, what the method reports, what the engine counts.
-# A method may report more, under other names than these.
-PLACE = ("seed", "task", "round", "client")
-REPORTED = ("loss", "lambda", "rule2", "distance")
-COUNTED = ("up_bytes", "down_bytes", "seconds", "left_out", "reason")
-ROUND_COLUMNS = (*PLACE, *REPORTED, *COUNTED)
+from fedmes.results.rounds_csv import COUNTED
 
 # in the directory of a finished run: the same run once more, until that is finished too
 AGAIN = "again"
@@ -147,18 +138,16 @@ class Result:
 
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
-        table = io.StringIO()
-        columns = dict.fromkeys(itertools.chain(ROUND_COLUMNS, *self.rounds))
-        writer = csv.DictWriter(table, columns, restval="")
-        writer.writeheader()
-        for row in self.rounds:
-            writer.writerow(dict(zip(row, map(cell, row.values()), strict=True)))
-        replace_text(directory / "rounds.csv", table.getvalue())
-        accuracy: dict[str, Any] = dict(sorted(self.accuracy.items()))
-        with whole(directory / "accuracy.npz") as part, part.open("wb") as file:
-            np.savez_compressed(file, **accuracy)
+        replace_text(directory / "rounds.csv", rounds_csv.text(self.rounds))
+        write_accuracy(directory, self.accuracy)
         replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
         self.directory = directory
+
+
+def write_accuracy(directory: Path, accuracy: Mapping[str, Floats]) -> None:
+    tables: dict[str, Any] = dict(sorted(accuracy.items()))
+    with whole(directory / "accuracy.npz") as part, part.open("wb") as file:
+        np.savez_compressed(file, **tables)
 
 
 def load(directory: Path) -> Result:
@@ -166,7 +155,7 @@ def load(directory: Path) -> Result:
     try:
         content = json.loads((directory / "result.json").read_bytes())
         accuracy = read_arrays(directory / "accuracy.npz")
-        rounds = _read_rounds(directory / "rounds.csv")
+        rounds = rounds_csv.read(directory / "rounds.csv")
         stored = _read_config(directory)
         if stored is None:
             raise ValueError("config.toml cannot be read")
@@ -204,13 +193,6 @@ def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
     if value is None:
         return None
     return kind(value)
-
-
-def _read_rounds(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [row | {"left_out": int(row["left_out"])} for row in csv.DictReader(file)]
 
 
 def _check_accuracy(accuracy: Mapping[str, Floats], config: Config) -> None:

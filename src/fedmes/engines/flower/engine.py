@@ -27,11 +27,12 @@ from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
 from fedmes.engines.flower import answers, messages, privacy
 from fedmes.engines.flower.answers import Facts, Hello, Limits, Refusal, Scored, Trained, unreadable
+from fedmes.engines.flower.roster import Roster, log
 from fedmes.engines.loop import tidy
 from fedmes.engines.server import MISFIT, Update, aggregate_round
 from fedmes.errors import UserError
 from fedmes.methods.base import ClientContext, Method
-from fedmes.results.metrics import mean
+from fedmes.results.status import now
 from fedmes.tensors import Tensors, cast, put
 
 POLL = 0.1  # seconds between looks for answers
@@ -39,15 +40,13 @@ RESTARTS = 5.0  # seconds between looks for sites that have been restarted
 # seconds that the server waits for all sites before it begins with those that are there
 GATHERING = 60.0
 NO_ANSWER = Refusal(name="", error="no answer")
-NEVER_THERE = "was never there"
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-log = logging.getLogger("fedmes.federation")  # a line per round, for the federation's operator
 
 Good = tuple[Facts, Tensors]
 
 
-class FlowerEngine:
+class FlowerEngine(Roster):
     """The server's half of all seeds of a run; sites keep their own state."""
 
     compile_seconds = 0.0
@@ -55,8 +54,8 @@ class FlowerEngine:
     def __init__(
         self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid
     ) -> None:
+        super().__init__(config)
         self.method = method
-        self.config = config
         self.grid = grid
         initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
         self.servers = list(map(method.server, initial))
@@ -73,32 +72,13 @@ class FlowerEngine:
                 "leave the option out"
             )
         self.versions = [0] * len(initial)  # of the state that is sent when it has changed
-        self.nodes: dict[int, int] = {}  # client -> Flower's node
         self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that it has
-        self.samples: dict[tuple[int, int], int] = {}  # and how many it has said to have
         self.owed: Counter[tuple[int, int]] = Counter()  # and bytes sent that are in no row yet
-        self.names: dict[int, str] = {}
-        self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is excluded
-        self.absent: dict[int, str] = {}  # client -> why its last answer did not count
-        self.failures: Counter[str] = Counter()
         self.ended: list[tuple[int, int]] = []
         self.rows: list[RoundRow] = []  # of the last round
         self.waiting = True  # does any site have tasks left to learn?
         self.silent = False  # was the last round without any answer?
         self._gather(GATHERING)
-
-    @property
-    def notes(self) -> list[str]:
-        failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
-        return failed + sorted(set(map(": ".join, self.refused.values())))
-
-    @property
-    def sites_left_out(self) -> dict[str, str]:
-        """The sites that are excluded at present, with the reasons."""
-        known = self.config.federation.sites or [f"client {k}" for k in range(self.config.clients)]
-        never = {name: NEVER_THERE for k, name in enumerate(known) if k not in self.nodes}
-        absent = {self.names[k]: reason for k, reason in self.absent.items()}
-        return never | dict(self.refused.values()) | absent
 
     # -- the sites that are there
 
@@ -149,17 +129,9 @@ class FlowerEngine:
         self.names[k] = hello.name
         self.held[s, k] = hello.version
         self.samples[s, k] = hello.samples
+        self.seen[k] = now()
         if s == 0:
             log.info("site %s is there, with %d samples to learn from", hello.name, hello.samples)
-
-    def _refuse(self, node: int, name: str, reason: str) -> None:
-        self.refused[node] = name, reason
-        log.info("site %s is left out: %s", name, reason)
-
-    def _refusing(self) -> int:
-        """How many of the expected sites have refused to take part."""
-        names = dict(self.refused.values()).keys()
-        return len(names & set(self.config.federation.sites or names))
 
     def anything_to_do(self) -> bool:
         """Does any site have tasks left to learn?
@@ -261,13 +233,12 @@ class FlowerEngine:
         for k in orders:
             answer = self._plausible(s, k, found.get(k, NO_ANSWER))
             if isinstance(answer, Refusal):
-                self.failures[f"{self.names[k]}: {answer.error}"] += 1
-                self.absent[k] = answer.error
+                self._failed(k, answer.error)
                 self.held.pop((s, k), None)
             else:
                 good[k] = answer
                 self.held[s, k] = answer[0].version
-                self.absent.pop(k, None)
+                self._answered(k)
         return good, size
 
     def _plausible(self, s: int, k: int, answer: Good | Refusal) -> Good | Refusal:
@@ -348,23 +319,7 @@ class FlowerEngine:
                 scores.append(
                     Score(s, k, facts.position, facts.accuracy, undefined=facts.undefined)
                 )
-        log.info("%s", self._line(g, scores))
         return scores
-
-    def _line(self, g: int, scores: list[Score]) -> str:
-        """A round in a line: the sites that have trained, those missing, and new accuracies."""
-        trained = {}
-        for row in self.rows:
-            name = self.names[row.client]
-            trained[name] = f"{name} (left out: {row.reason})" if row.reason else name
-        parts = [", ".join(trained.values()) or "nobody"]
-        missing = [f"{name} ({reason})" for name, reason in self.sites_left_out.items()]
-        if missing:
-            parts.append("missing " + ", ".join(missing))
-        if scores:
-            means = [f"{self.names[each.client]} {_mean(each):.3f}" for each in scores]
-            parts.append("accuracy so far " + ", ".join(means))
-        return f"round {g + 1}: " + "; ".join(parts)
 
     def server_state(self, seed: int) -> Tensors:
         return self.servers[seed]
@@ -383,11 +338,6 @@ class FlowerEngine:
         self.versions = tensors["versions"].tolist()
         for s, server in enumerate(self.servers):  # in its own order, which decides how sums round
             self.servers[s] = {name: tensors[f"server.{s}.{name}"] for name in server}
-
-
-def _mean(score: Score) -> float:
-    """Mean task-oblivious accuracy over the tasks so far."""
-    return float(mean(np.array(score.accuracy["acc"])[:, 0]))
 
 
 def _context(config: Config, params: Tensors) -> ClientContext:

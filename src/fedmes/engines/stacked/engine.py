@@ -35,6 +35,7 @@ from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Clients, Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.errors import first_line
 from fedmes.methods.base import ClientContext, Method
+from fedmes.results.status import Site
 from fedmes.scenario.plan import Plan, Round
 from fedmes.tensors import Tensors, added, broken, grown, map_entries, pick, put, widened
 
@@ -48,6 +49,8 @@ class RoundPlan(NamedTuple):
 
 class StackedEngine:
     """Trains and evaluates the clients of all seeds together, on one device."""
+
+    sites: tuple[Site, ...] = ()
 
     def __init__(
         self,

@@ -1,0 +1,84 @@
+"""The sites of a federation: who they are, and who is left out and why."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from datetime import datetime
+
+from fedmes.config.options import Config
+from fedmes.results.status import Site, now
+
+NEVER_THERE = "was never there"
+
+log = logging.getLogger("fedmes.federation")  # who comes and who is refused, for the operator
+
+
+class Roster:
+    """What the server knows of its sites, without the messages by which it learns it."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.nodes: dict[int, int] = {}  # client -> Flower's node
+        self.names: dict[int, str] = {}
+        # (seed, client) -> how many training samples it has said to have
+        self.samples: dict[tuple[int, int], int] = {}
+        self.seen: dict[int, datetime] = {}  # client -> when it last answered
+        self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is excluded
+        self.absent: dict[int, str] = {}  # client -> why its last answer did not count
+        self.failures: Counter[str] = Counter()
+        self.refusals: Counter[int] = Counter()  # client -> answers of it that did not count
+
+    @property
+    def notes(self) -> list[str]:
+        failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
+        return failed + sorted(set(map(": ".join, self.refused.values())))
+
+    @property
+    def sites_left_out(self) -> dict[str, str]:
+        """The sites that are excluded at present, with the reasons."""
+        known = enumerate(self._expected())
+        never = {name: NEVER_THERE for k, name in known if k not in self.nodes}
+        absent = {self.names[k]: reason for k, reason in self.absent.items()}
+        return never | dict(self.refused.values()) | absent
+
+    @property
+    def sites(self) -> list[Site]:
+        """Those that were expected, then others that have been refused."""
+        left_out = self.sites_left_out
+        found = []
+        for k, expected in enumerate(self._expected()):
+            name = self.names.get(k, expected)
+            site = Site(
+                name=name,
+                client=k,
+                last_seen=self.seen.get(k),
+                samples=self.samples.get((0, k)),
+                left_out=left_out.pop(name, ""),
+                refusals=self.refusals[k],
+            )
+            found.append(site)
+        return found + [Site(name=name, left_out=why) for name, why in left_out.items()]
+
+    def _expected(self) -> list[str]:
+        """The names of all clients, before they have said any."""
+        return self.config.federation.sites or [f"client {k}" for k in range(self.config.clients)]
+
+    def _refuse(self, node: int, name: str, reason: str) -> None:
+        self.refused[node] = name, reason
+        log.info("site %s is left out: %s", name, reason)
+
+    def _refusing(self) -> int:
+        """How many of the expected sites have refused to take part."""
+        names = dict(self.refused.values()).keys()
+        return len(names & set(self.config.federation.sites or names))
+
+    def _answered(self, k: int) -> None:
+        self.seen[k] = now()
+        self.absent.pop(k, None)
+
+    def _failed(self, k: int, reason: str) -> None:
+        """No answer, or none that counts."""
+        self.failures[f"{self.names[k]}: {reason}"] += 1
+        self.refusals[k] += 1
+        self.absent[k] = reason
