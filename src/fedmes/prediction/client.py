@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,12 +19,15 @@ from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError, first_line
 from fedmes.methods.base import Batch, ClientContext, Method
 from fedmes.models import networks
-from fedmes.prediction import inputs, makers
+from fedmes.prediction import display, inputs, makers
 from fedmes.prediction.inputs import Item
 from fedmes.prediction.network import Plain, split_front, stored_network
 from fedmes.results import client_dir
 from fedmes.results.client_about import About
 from fedmes.tensors import Tensors, map_entries, put
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Floats = NDArray[np.floating[Any]]
 
@@ -63,7 +66,7 @@ class Prediction:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Predictions:
     """Predictions of several samples, as arrays; a single one by its index."""
 
@@ -75,6 +78,7 @@ class Predictions:
     memory: Floats  # [B, C] the memory alone; all zero where it has no vote
     index: NDArray[np.int64]  # [B, K] the nearest stored samples; K = 0 where none vote
     distance: Floats  # [B, K]
+    samples: NDArray[Any]  # [B, ...] what was predicted, as the client reads it
 
     @property
     def labels(self) -> list[str]:
@@ -104,6 +108,24 @@ class Predictions:
             neighbours=neighbours,
             probabilities={names[c]: float(probabilities[c]) for c in np.flatnonzero(self.scope)},
         )
+
+    def show(self, first: int = 10) -> Figure:
+        """The first images, each beside the stored samples that are nearest to it."""
+        from fedmes.prediction import picture  # and matplotlib, which predicting does without
+
+        found = []
+        for i in range(min(first, len(self))):
+            found.append((Item(f"sample {i}", self.samples[i]), self[i]))
+        return picture.draw(self.client, found)
+
+    def __repr__(self) -> str:
+        labels = ", ".join(self.labels[:10])
+        if len(self) > 10:
+            labels += ", ..."
+        return f"<{len(self)} predictions of client {self.client.name}: {labels}>"
+
+    def _repr_html_(self) -> str:
+        return display.predictions_table(self)
 
     def _vote(self, probabilities: Floats) -> Vote:
         return Vote(self.client.class_names[probabilities.argmax()], float(probabilities.max()))
@@ -156,6 +178,15 @@ class Client:
             "theta": theta,
             "memory": len(self.tasks),
         }
+
+    def __repr__(self) -> str:
+        about = self.as_dict()
+        classes = ", ".join(about["classes"])
+        memory = f"a memory of {about['memory']}"
+        return f"<client {self.name}: {about['method']}, {memory}, classes {classes}>"
+
+    def _repr_html_(self) -> str:
+        return display.client_table(self)
 
     @property
     def keeps_images(self) -> bool:
@@ -211,6 +242,7 @@ class Client:
             memory=found.get("memory", torch.zeros_like(network)).numpy(),
             index=found.get("index", none.long()).numpy(),
             distance=found.get("distance", none).numpy(),
+            samples=samples,
         )
 
     def network(self, source: int = 0) -> nn.Module:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from fedmes.common.figure import NotebookFigure
 from fedmes.common.files import whole
 from fedmes.common.text import three
 from fedmes.errors import UserError
@@ -54,10 +55,12 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
     """A row per image: itself, its prediction, and its neighbours from the memory."""
     if len(client.shape) != 3:
         raise UserError("--show: this client's samples are vectors, not pictures")
+    if not found:
+        raise UserError("--show: there is nothing to show")
     most = max(min(len(prediction.neighbours), NEIGHBOURS) for _, prediction in found)
     width = LEFT + max(most, 3) * STEP
     height = 0.4 + HEIGHT * len(found)
-    figure = Figure(figsize=(width * INCHES, height * INCHES))
+    figure = NotebookFigure(figsize=(width * INCHES, height * INCHES))
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width), ylim=(height, 0), autoscale_on=False)
     ax.set_axis_off()
     head = "nearest stored samples: label (task), distance" if most else "no stored samples vote"
