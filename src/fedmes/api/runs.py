@@ -13,8 +13,11 @@ from fedmes import config as configuration
 from fedmes.api.result import Result, Results
 from fedmes.common import plugins, progress
 from fedmes.common.files import as_path
+from fedmes.config.data_options import IN_MEMORY
+from fedmes.config.options import SECTIONS
 from fedmes.config.signature import with_options
 from fedmes.config.trust import check_trust
+from fedmes.data import in_memory
 from fedmes.experiment import comparison, runner
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.experiment.recorder import Listener, Progress
@@ -105,14 +108,18 @@ def resume(
     on_progress: Callbacks = (),
     method: Custom = None,
     model: Custom = None,
+    data: Any = None,
     again: bool = False,
     trust: bool = False,
     bar: bool = True,
 ) -> Result:
     """Resume the interrupted run in a directory, as `fedmes resume` does. `method`, `model`: the
-    run's custom ones, if any; `trust`: import them from the files that the directory names."""
+    run's custom ones, if any; `data`: what it was run with, if that was passed in from Python;
+    `trust`: import what the directory names."""
     place = Path(directory)
-    given = runner.named_here(method=method, model=model)
+    given: dict[str, Any] = dict(runner.named_here(method=method, model=model))
+    if data is not None:
+        given["data"] = in_memory.table(data)
     config = runner.of_directory(place, given, trust, "resume")
     show = partial(_listening, _listed(on_progress), bar)
     result = _execute(prepare(config, given), place, show, resume=not again, again=again)
@@ -152,8 +159,18 @@ def _asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is passed in from Python, and the options by dotted key, which name it."""
     given = {kind: options[kind] for kind in ("model", "method") if callable(options.get(kind))}
     named = {**options, **map_entries(plugins.reference, given)}
+    if _holds_samples(data := options.get("data")):
+        given["data"] = in_memory.table(data)
+        named["data"] = IN_MEMORY
     asked = {name: value for name, value in named.items() if value is not None}
     return given, configuration.dotted(asked)
+
+
+def _holds_samples(data: Any) -> bool:
+    """Is it data itself, not a path nor options of the data?"""
+    if data is None or isinstance(data, str | Path):
+        return False
+    return not (isinstance(data, Mapping) and data.keys() <= SECTIONS["data"].model_fields.keys())
 
 
 def _named(methods: str | Sequence[str | Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

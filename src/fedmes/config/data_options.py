@@ -8,6 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from fedmes.config.section import Positive, Role, Section, option
 
+# stands for the path of samples that were passed in from Python
+IN_MEMORY = "<python>"
+
 
 class Data(Section):
     """Data files and the size of images."""

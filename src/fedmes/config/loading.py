@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fedmes.config.benchmarks import BENCHMARKS, OWN_DATA
 from fedmes.config.catalog import options as all_options
+from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import SECTIONS, Config, assign, merge
 from fedmes.config.section import Section
 from fedmes.errors import UserError, unknown
@@ -76,7 +77,7 @@ def _defaults(given: dict[str, Any]) -> Mapping[str, Any]:
 
 def _absolute(path: Any) -> Any:
     """The same place from every working directory. What is not a path is refused later."""
-    if not isinstance(path, str | Path) or "\0" in str(path):
+    if not isinstance(path, str | Path) or "\0" in str(path) or path == IN_MEMORY:
         return path
     return str(Path(path).resolve())
 

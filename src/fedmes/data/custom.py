@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +62,11 @@ def read(path: Path, image_size: int | None, fit: Fit = None) -> Table:
 
 def read_npz(path: Path) -> Table:
     """Arrays `x`, `y`, `client`, `task` and perhaps `split`, one entry per sample."""
-    arrays = _arrays(path)
+    return from_arrays(_arrays(path), path)
+
+
+def from_arrays(arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Table:
+    """The table of these arrays; `path`: where they are from, for messages."""
     x = _pixels(arrays["x"], path)
     for name, values in arrays.items():
         if name != "x" and values.ndim != 1:
@@ -102,7 +106,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _pixels(x: NDArray[Any], path: Path) -> NDArray[Any]:
+def _pixels(x: NDArray[Any], path: Path | str) -> NDArray[Any]:
     if x.ndim == 3:
         x = x[..., None]  # grey images without a channel axis
     if x.ndim not in (2, 4) or 0 in x.shape:
@@ -135,14 +139,14 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return min(height, width) > 4 and (channels == 3 or square)
 
 
-def _refuse(bad: NDArray[np.bool_], what: str, path: Path) -> None:
+def _refuse(bad: NDArray[np.bool_], what: str, path: Path | str) -> None:
     if len(rows := np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))):
         raise UserError(
             f"{path}: x has {what} in {len(rows)} samples, the first is sample {rows[0]}"
         )
 
 
-def _numbered(values: NDArray[Any], name: str, path: Path) -> tuple[Ints, tuple[str, ...]]:
+def _numbered(values: NDArray[Any], name: str, path: Path | str) -> tuple[Ints, tuple[str, ...]]:
     """Integers or strings as 0..n-1 in their natural order, with their names."""
     if values.dtype.kind not in "iuU":
         raise UserError(

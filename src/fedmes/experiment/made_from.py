@@ -17,8 +17,11 @@ import numpy as np
 from fedmes.common import plugins
 from fedmes.common.files import sha256_of
 from fedmes.common.text import short_sha256
+from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import Config
+from fedmes.data.custom import Table
 from fedmes.data.dataset import Dataset
+from fedmes.data.in_memory import table_sha256
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
@@ -29,10 +32,16 @@ from fedmes.results import checkpoint, run_dir
 Hashes = dict[str, str | None]
 
 
-def made_from(config: Config, used: Mapping[str, Callable[..., Any]], dataset: Dataset) -> Hashes:
-    """`used`: the method and model of this run; `dataset`: all of its data."""
+def made_from(
+    config: Config,
+    used: Mapping[str, Callable[..., Any]],
+    dataset: Dataset,
+    table: Table | None = None,
+) -> Hashes:
+    """`used`: the method and model of this run; `dataset`: all of its data; `table`: what of it
+    was passed in from Python."""
     more = {f"data.more.{i}": sha256_of(Path(path)) for i, path in enumerate(config.data.more)}
-    return source_hashes(used) | {"data": data_hash(config, dataset)} | more
+    return source_hashes(used) | {"data": data_hash(config, dataset, table)} | more
 
 
 def source_hashes(used: Mapping[str, Callable[..., Any]]) -> Hashes:
@@ -59,8 +68,10 @@ def frozen_hash(method: Method) -> Hashes:
     return {"frozen": found}
 
 
-def data_hash(config: Config, dataset: Dataset) -> str:
-    """Custom data by its files, a benchmark's as it was read."""
+def data_hash(config: Config, dataset: Dataset, table: Table | None = None) -> str:
+    """Custom data by its files or what was passed in, a benchmark's as it was read."""
+    if table is not None:
+        return table_sha256(table)
     if config.data.path is None:
         return _of_dataset(dataset)
     return sha256_of(Path(config.data.path))
@@ -97,6 +108,8 @@ def changed(
     }
     if config.data.path:
         names["data"] = f"data {config.data.path}"
+    if config.data.path == IN_MEMORY:
+        names["data"] = "the data from Python"
     names |= {f"data.more.{i}": f"data {path}" for i, path in enumerate(config.data.more)}
     if "frozen" in before and "frozen" in now:
         then = short_sha256(before["frozen"])

@@ -14,9 +14,11 @@ import torch
 
 from fedmes.common import limits, plugins
 from fedmes.common.keyed_random import Ints
+from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.federation_options import FederationOptions
 from fedmes.config.options import Config
 from fedmes.config.resolved import ResolvedConfig
+from fedmes.data.custom import Table
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.engines import capacity
 from fedmes.engines.client_data import Federation, Samples
@@ -64,17 +66,18 @@ class Prepared:
 
 def prepare(
     config: Config,
-    given: Mapping[str, Make] | None = None,
+    given: Mapping[str, Any] | None = None,
     protocols: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Prepared:
     """Read the data, resolve the configuration and build all that training needs; every mistake is
-    reported here. `given`: a method or model passed in from Python; `protocols`: options of further
-    evaluation protocols for the same training, by name."""
+    reported here. `given`: a method, a model or a table of data passed in from Python; `protocols`:
+    options of further evaluation protocols for the same training, by name."""
     given = dict(given or {})
+    table = given.pop("data", None)
     if "method" not in given:  # a wrong name is reported before data is read
         given["method"] = plugins.resolve("method", config.method, METHODS)
     config = pretrained.with_image_size(config, given)
-    source = open_source(config)
+    source = open_source(config, table)
     streams = open_streams(config, source)
     given = makers(config, given, model_name(config, source.dataset.shape))
     as_read = source.dataset
@@ -97,7 +100,7 @@ def prepare(
         with suppress(UserError):
             other, evaluated, _ = resolve(resolved.with_(options), facts, given)
             others[name] = EvalProtocol(other, evaluated)
-    hashes = made_from(resolved, given, as_read) | frozen_hash(method)
+    hashes = made_from(resolved, given, as_read, table) | frozen_hash(method)
     return Prepared(resolved, source, federations, method, samples, others, hashes)
 
 
@@ -289,15 +292,18 @@ def agreement(config: Config) -> Config:
     return Config.model_validate(content)
 
 
-def open_source(config: Config) -> Source:
-    """The data of a benchmark or custom data, and the custom data that follows."""
+def open_source(config: Config, table: Table | None = None) -> Source:
+    """The data of a benchmark or custom data, and the custom data that follows. `table`: the data
+    passed in from Python."""
     _refuse_idle_fit(config)
     size = config.data.image_size
     fit = config.data.fit
     rounds = config.rounds
     arrival = config.stream.arrival
     tables = [custom.read(Path(path), size, fit) for path in config.data.more]
-    if config.data.path is not None:
+    if config.data.path == IN_MEMORY:
+        source = custom.open_table(_in_memory(config, table), rounds, arrival)
+    elif config.data.path is not None:
         source = custom.open_custom(Path(config.data.path), size, rounds, arrival, fit)
     elif (first := config.tasks - most_tasks(tables)) > 0:
         limits.check_schedule(config.clients, config.tasks * config.rounds)
@@ -307,6 +313,16 @@ def open_source(config: Config) -> Source:
     for path, table in zip(config.data.more, tables, strict=True):
         source = followed_by(source, table, Path(path), rounds, arrival)
     return source
+
+
+def _in_memory(config: Config, table: Table | None) -> Table:
+    if table is None:
+        raise UserError("data: it was passed in from Python; pass it again, as data=...")
+    if config.data.image_size is not None:
+        raise UserError("data.image_size: arrays have one size already; leave it out")
+    if config.engine.name == "flower":
+        raise UserError("engine flower: its processes read data from a file; save it as .npz")
+    return table
 
 
 def _refuse_idle_fit(config: Config) -> None:

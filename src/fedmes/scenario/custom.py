@@ -31,7 +31,14 @@ def open_custom(
     """The data at `path`, partitioned over the clients that it names."""
     if path.is_file() and image_size is not None:
         raise UserError("data.image_size: arrays in a file have one size already; leave it out")
-    table = read(path, image_size, fit)
+    return open_table(read(path, image_size, fit), rounds, arrival, path)
+
+
+def open_table(
+    table: Table, rounds: int, arrival: str = "lockstep", path: Path | str = "data"
+) -> Source:
+    """A table, partitioned over the clients that it names; `path`: where it is from, for
+    messages."""
     partition(table, 0, path)  # whatever is wrong with the data is said before anything starts
     classes = len(table.dataset.class_names)
 
@@ -99,7 +106,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def partition(table: Table, seed: int, path: Path) -> list[streams.Client]:
+def partition(table: Table, seed: int, path: Path | str) -> list[streams.Client]:
     """Each client's tasks for a seed, which decides what is for testing where the data does not."""
     clients = []
     for k, client in enumerate(table.client_names):
@@ -112,7 +119,9 @@ def partition(table: Table, seed: int, path: Path) -> list[streams.Client]:
     return clients
 
 
-def _task(table: Table, rows: Ints, client: str, name: str, seed: int, path: Path) -> streams.Task:
+def _task(
+    table: Table, rows: Ints, client: str, name: str, seed: int, path: Path | str
+) -> streams.Task:
     """The task made of these rows of the table."""
     y = table.dataset.y
     test = table.test[rows] == 1
