@@ -8,7 +8,7 @@ from fedmes import config
 from fedmes.engines.loop import LoopEngine
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
-from fedmes.methods.fedstats import GRID, discriminant, regression
+from fedmes.methods.fedstats import EXTRA, GRID, discriminant, nearest_mean, regression
 from fedmes.tensors import pick
 
 TINY = {
@@ -93,14 +93,14 @@ def test_a_client_can_be_taken_out_again_exactly():
 # --- the head -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", ["lda", "ridge"])
+@pytest.mark.parametrize("head", ["lda", "ridge", "mean"])
 def test_without_extra_weight_a_client_has_the_solution_on_all_data(head):
     """numpy's, from the samples themselves."""
     run = trained(
         **{
             "fedstats.own": 0,
             "fedstats.head": head,
-            "fedstats.ridge": 0.5,
+            "fedstats.prior": 100,
             "engine.precision": "float64",
         }
     )
@@ -108,14 +108,18 @@ def test_without_extra_weight_a_client_has_the_solution_on_all_data(head):
     means = np.stack([x[y == c].mean(0) for c in range(9)])
     if head == "lda":
         matrix, right = np.cov((x - means[y]).T, bias=True), means
+    elif head == "ridge":
+        matrix, right = x.T @ x / len(x), np.eye(9)[y].T @ x / len(x)
     else:
-        matrix, right = x.T @ x, np.eye(9)[y].T @ x
-    matrix = matrix + 0.5 * np.trace(matrix) / 6 * np.eye(6)
-    weight = right @ np.linalg.inv(matrix)
+        matrix, right = np.zeros((6, 6)), means
+    sphere = 100 / len(x) * np.trace(matrix) / 6
+    if head == "mean":
+        sphere = 1
+    weight = right @ np.linalg.inv(matrix + sphere * np.eye(6))
     model = pick(run.predictor(0, 2), "w")
     near = 1e-6 * np.abs(weight).max()  # sums travel in float32
     np.testing.assert_allclose(model["head.weight"], weight, rtol=0, atol=near)
-    bias = -(weight * means).sum(1) / 2 if head == "lda" else np.zeros(9)
+    bias = np.zeros(9) if head == "ridge" else -(weight * means).sum(1) / 2
     np.testing.assert_allclose(model["head.bias"], bias, rtol=1e-6, atol=near)
 
 
@@ -123,14 +127,43 @@ def test_own_sums_count_more():
     """Where they outweigh all others, a client solves for its own samples alone."""
     run = trained(**{"fedstats.own": 1e9})
     own = pick(run.clients[0][0], "own")
-    weight, _ = discriminant(own["n"], own["s"], run.method.products(own["g"]), 1.0)
+    weight, _ = discriminant(own["n"], own["s"], run.method.products(own["g"]), 2000e-9)
     found = run.predictor(0, 0)["w.head.weight"].double()
     met = own["n"] > 0
     assert 0 < met.sum() < 9
     torch.testing.assert_close(found[met], weight[met], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("solve", [discriminant, regression])
+def test_how_much_own_sums_count_is_tuned_on_what_was_taken_out_of_them():
+    """In other words: on samples that the heads to choose from have not met."""
+    options = {"fedstats.own": "tuned", "fedstats.prior": 20, "synthetic.train": 60}
+    run = trained(**options | {"memory.size": 30})
+    method, everyone = run.method, run.server_state(0)
+    chosen = []
+    for client in range(3):
+        state, data = run.clients[0][client], run.client_data[0][client]
+        store = data.batch(run.protocols[""].memory(data.plan, 2), 2)
+        own, w = pick(state, "own"), pick(state, "w")
+        x = torch.round(method.net.embedding(w, store.x).double() / GRID) * GRID
+        best = []
+        for extra in EXTRA:
+            n, s, g = (everyone[name] + extra * own[name] for name in "nsg")
+            g = method.products(g)
+            for row, label in zip(x, store.y, strict=True):
+                n[label] -= 1 + extra
+                s[label] -= (1 + extra) * row
+                g = g - (1 + extra) * torch.outer(row, row)
+            weight, bias = discriminant(n, s, g, 20.0)
+            guess = (x @ weight.T + bias)[:, own["n"] > 0].argmax(1)
+            best.append((own["n"] > 0).nonzero()[guess, 0].eq(store.y).sum())
+        chosen.append(EXTRA[torch.stack(best).argmax()])
+        weight, _ = method.head(everyone, own, chosen[-1])
+        found = run.predictor(0, client)["w.head.weight"].double()
+        torch.testing.assert_close(found, weight, rtol=1e-4, atol=1e-5)
+    assert len(set(chosen)) > 1
+
+
+@pytest.mark.parametrize("solve", [discriminant, regression, nearest_mean])
 def test_without_a_sample_there_is_no_opinion(solve):
     zeros = torch.zeros(3, 4, dtype=torch.float64)
     weight, bias = solve(zeros[:, 0], zeros, torch.zeros(4, 4, dtype=torch.float64), 1.0)

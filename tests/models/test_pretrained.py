@@ -97,7 +97,47 @@ def test_adapters_without_a_layer_for_them():
         Pretrained(body, SHAPE, 4, "adapters", 2)
 
 
+def test_levels_are_pooled_outputs_of_equal_length_beside_each_other():
+    one, five = lite0(), lite0(levels=5)
+    x = torch.rand(2, *SHAPE)
+    found = five.features(five.front(x))
+    widths = [80, 112, 192, 320, 1280]
+    assert found.shape == (2, sum(widths)) and five.head.in_features == sum(widths)
+    pictures = one.front[0](x)
+    outputs = []
+    for stage in one.front[1:]:
+        pictures = stage(pictures)
+        outputs.append(pictures)
+    expected = []
+    for place, width in zip([8, 11, 15, 16, 17], widths, strict=True):
+        level = outputs[place]
+        if level.ndim == 4:
+            level = level.mean((2, 3))
+        assert level.shape[1] == width
+        expected.append(level / level.norm(dim=1, keepdim=True))
+    expected = torch.cat(expected, 1) * 10 / 5**0.5
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_random_features_are_the_same_for_every_seed_and_nobody_trains_them():
+    a = lite0(random=30)
+    torch.manual_seed(6)
+    b = Lite0(SHAPE, 4, weights="none", size=32, random=30)
+    assert not torch.equal(a.head.weight, b.head.weight)
+    x = torch.rand(2, *SHAPE)
+    features = a.features(a.front(x))
+    assert torch.equal(features, b.features(b.front(x)))
+    assert features.shape == (2, 30) and (features >= 0).all() and (features > 0).any()
+    assert trained(a) == {"head.weight", "head.bias"}
+
+
 REFUSED = {
+    "levels": ({"model.levels": 10}, "model.levels: 10, but lite0 has 9"),
+    "last of levels": (
+        {"model.levels": 2, "model.train": "last:1"},
+        "model.levels: 2, but model.train=last:1 takes the features of the last level",
+    ),
+    "levels, cnn6": ({"model": "cnn6", "model.levels": 2}, "cnn6 has no option 'levels'"),
     "last:99": ({"model.train": "last:99"}, "last:99, but the network has 18 stages"),
     "last:0": ({"model.train": "last:0"}, "must be head, adapters, last:N or all, not 'last:0'"),
     "last:x": ({"model.train": "last:x"}, "must be head, adapters, last:N or all, not 'last:x'"),

@@ -35,6 +35,27 @@ def test_a_frozen_network_with_a_new_head(name):
     assert net.stackable()
 
 
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("resnet18", 512 + 512 + 256),
+        ("vit_tiny_patch16_224", 3 * 192),
+        ("mobilenetv3_small_050", 1024 + 288 + 24),
+    ],
+)
+def test_features_of_several_levels(name, width):
+    module = maker(f"timm:{name}")((3, 8, 8), 5, weights="none", size=32, levels=3)
+    assert module.head.in_features == width
+    x = torch.rand(3, 3, 8, 8)
+    net = Net(module, (3, 8, 8), 5, x)
+    assert net.logits(net.initial, x).shape == (3, 5)
+
+
+def test_more_levels_than_there_are():
+    with pytest.raises(UserError, match=r"model\.levels: 99, but timm:resnet18 has 6"):
+        maker("timm:resnet18")((3, 8, 8), 5, weights="none", size=32, levels=99)
+
+
 def test_mean_and_size_are_the_networks_own(timm):
     module = maker("timm:resnet18")((1, 8, 8), 5, weights="none")
     about = timm.get_pretrained_cfg("resnet18")

@@ -49,11 +49,12 @@ class FedStats(FedAvg):
         own = 0 if self.judged == "global" else options.own
         n, s, g = (self.all[name] + own * state.own[name] for name in "nsg")
         means = torch.where(n[:, None] > 0, s / n[:, None], 0)
-        matrix, right = g, s
+        matrix, right = g / n.sum(), s / n.sum()
         if options.head == "lda":
             spread = sum(n[c] * torch.outer(means[c], means[c]) for c in range(len(n)))
             matrix, right = (g - spread) / n.sum(), means
-        matrix = matrix + torch.diag(options.ridge * matrix.trace() / len(matrix) + 0 * g.diag())
+        ridge = options.prior / n.sum()
+        matrix = matrix + torch.diag(ridge * matrix.trace() / len(matrix) + 0 * g.diag())
         values, vectors = torch.linalg.eigh(matrix)
         weight = right @ (vectors / values) @ vectors.T
         bias = torch.zeros_like(n)

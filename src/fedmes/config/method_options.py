@@ -117,14 +117,20 @@ class Flwf2tOptions(MethodOptions):
 class FedstatsOptions(MethodOptions):
     """FedStats."""
 
-    head: Literal["lda", "ridge"] = option(
-        "lda", "what is solved for. `lda`: linear discriminant analysis; `ridge`: ridge regression."
+    head: Literal["lda", "ridge", "mean"] = option(
+        "lda",
+        "what is solved for. `lda`: linear discriminant analysis; `ridge`: ridge regression; "
+        "`mean`: the nearest class mean.",
     )
-    ridge: Annotated[float, Field(ge=1e-4)] = option(
-        1.0, "added to the diagonal of the matrix that is inverted, relative to its mean"
+    prior: Annotated[float, Field(gt=0)] = option(
+        2000.0,
+        "shrinks the matrix that is inverted towards a sphere, as if so many samples had been "
+        "spread evenly in all directions",
     )
-    own: NotNegative = option(
-        1.0, "how often a client's own sums count in addition to those of all clients"
+    own: NotNegative | Literal["tuned"] = option(
+        1.0,
+        "how often a client's own sums count in addition to those of all clients. `tuned`: as does "
+        "best on the client's memory, whose samples are taken out of the sums for it.",
     )
 
 

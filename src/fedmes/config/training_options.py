@@ -59,6 +59,18 @@ class Model(Section):
     size: Positive | None = option(
         None, "pixels per side at which a pretrained network sees images.", unset="`224`"
     )
+    levels: Positive | None = option(
+        None,
+        "of how many levels of a pretrained network the pooled outputs are its features: the last "
+        "one alone, or further ones before it, of other resolutions or widths, beside it.",
+        unset="`1`",
+    )
+    random: Positive | None = option(
+        None,
+        "random features: so many ReLUs of fixed random sums of a pretrained network's features "
+        "take their place.",
+        unset="none",
+    )
     cache: Literal["auto", "device", "host", "disk", "off"] | None = option(
         None,
         "where training reads the outputs of a network's frozen front. They are computed once per "

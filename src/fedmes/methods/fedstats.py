@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # not depend on the order of clients and tasks, and what was added can be taken out again.
 GRID = 2.0**-12
 
+EXTRA = (0.0, 1.0, 4.0, 16.0)  # candidates for fedstats.own=tuned; the first where none is better
+
 
 class FedStats(FedAvg):
     """A client hands over sums of its features once per task; nothing is trained by gradients.
@@ -28,7 +30,8 @@ class FedStats(FedAvg):
     The server adds the sums up. A client solves for its own head, a linear discriminant or a ridge
     regression, from the sums of all clients, in which its own count `1 + fedstats.own` times. The
     body stays as it is, so use a pretrained one. Sums: `n` samples per class [C], their features
-    `s` [C, D], and products of features `g`, the upper triangle of [D, D].
+    `s` [C, D], and products of features `g`, the upper triangle of [D, D]. No sample is kept,
+    unless `own` is tuned on a memory.
     """
 
     Options = FedstatsOptions
@@ -42,6 +45,8 @@ class FedStats(FedAvg):
         if net.widths["embedding"] != self.width:
             raise UserError("knn.features: fedstats solves for a head, which takes `fc`")
         self.measure = self.sums
+        if self.options.own == "tuned":
+            self.store = "memory"
 
     def no_sums(self, like: Tensor) -> Tensors:
         """Before any sample; `like` says on which device."""
@@ -52,14 +57,17 @@ class FedStats(FedAvg):
 
     def sums(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
         """Over the round's samples."""
-        features = self.net.embedding(pick(state, "w"), batch.x).double()
         mask = batch.mask[:, None].double()
-        features = mask * torch.round(features / GRID) * GRID
+        features = mask * self.features(state, batch.x)
         classes = torch.arange(self.classes, device=batch.y.device)
         member = mask * (batch.y[:, None] == classes)
         rows, columns = torch.triu_indices(self.width, self.width, device=batch.y.device)
         products = features.T @ features
         return {"n": member.sum(0), "s": member.T @ features, "g": products[rows, columns]}
+
+    def features(self, state: Tensors, x: Tensor) -> Tensor:
+        features = self.net.embedding(pick(state, "w"), x).double()
+        return torch.round(features / GRID) * GRID
 
     # on the server
     def server(self, params: Tensors) -> Tensors:
@@ -104,18 +112,38 @@ class FedStats(FedAvg):
         return {"samples": state["new.n"].sum()}
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
-        own = self.options.own
+        own = pick(state, "own")
+        extra = self.options.own
         if self.eval_model == "global":
-            own = 0.0
-        sums = {name: broadcast[name] + own * state[f"own.{name}"] for name in ("n", "s", "g")}
-        weight, bias = self.solve(
-            sums["n"], sums["s"], self.products(sums["g"]), self.options.ridge
-        )
+            extra = 0.0
+        elif extra == "tuned":
+            extra = self.tuned(state, broadcast, own, store)
+        weight, bias = self.head(broadcast, own, extra)
         w = pick(state, "w")
         head = {"head.weight": weight.to(w["head.weight"].dtype)}
         if "head.bias" in w:
             head["head.bias"] = bias.to(w["head.bias"].dtype)
         return put("w", w | head)
+
+    def head(self, everyone: Tensors, own: Tensors, extra: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [C, D] and bias [C] from all sums, and one's own `extra` times on top."""
+        n, s, g = (everyone[name] + extra * own[name] for name in ("n", "s", "g"))
+        return self.solve(n, s, self.products(g), self.options.prior)
+
+    def tuned(self, state: Tensors, everyone: Tensors, own: Tensors, store: Batch) -> Tensor:
+        """The extra weight of one's own sums that does best on the memory, whose samples are taken
+        out of all sums for it."""
+        held_back = self.sums(state, everyone, store)
+        others = {name: everyone[name] - t for name, t in held_back.items()}
+        own_others = {name: own[name] - t for name, t in held_back.items()}
+        features = self.features(state, store.x)
+        right: list[Tensor] = []
+        for extra in EXTRA:
+            weight, bias = self.head(others, own_others, extra)
+            logits = (features @ weight.T + bias).masked_fill(own["n"] == 0, -torch.inf)
+            right.append((store.mask * (logits.argmax(1) == store.y)).sum())
+        candidates = torch.tensor(EXTRA, dtype=features.dtype, device=features.device)
+        return candidates[torch.stack(right).argmax()]
 
     def products(self, triangle: Tensor) -> Tensor:
         """All products [D, D] from their upper triangle."""
@@ -125,30 +153,34 @@ class FedStats(FedAvg):
         return triangle[low * (2 * self.width - low - 1) // 2 + high]
 
 
-def discriminant(n: Tensor, s: Tensor, g: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def discriminant(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis: class means under one covariance, shrunk towards a sphere."""
     means = s / n.clamp(min=1)[:, None]
-    within = (g - means.T @ s) / n.sum().clamp(min=1)
-    weight = _solved(within, ridge, means.T).T
+    weight = _solved(g - means.T @ s, n, prior, means.T * n.sum()).T
     return weight, -(weight * means).sum(1) / 2
 
 
-def regression(n: Tensor, s: Tensor, g: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def regression(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """Least squares on one-hot classes."""
-    weight = _solved(g, ridge, s.T).T
-    return weight, torch.zeros_like(n)
+    return _solved(g, n, prior, s.T).T, torch.zeros_like(n)
 
 
-def _solved(matrix: Tensor, ridge: float, right: Tensor) -> Tensor:
-    """With `ridge` times the mean of the diagonal added to it; 0, if there was no sample."""
-    diagonal = ridge * matrix.diagonal().mean()
-    empty = diagonal <= 0
-    shift = torch.where(empty, 1, diagonal)
-    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+def nearest_mean(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, Tensor]:
+    """The class whose mean is nearest: a discriminant under a sphere."""
+    means = s / n.clamp(min=1)[:, None]
+    return means, -(means * means).sum(1) / 2
+
+
+def _solved(products: Tensor, n: Tensor, prior: float, right: Tensor) -> Tensor:
+    """With so many samples on top as if they were spread like a sphere; 0, if there was none."""
+    sphere = prior * products.diagonal().mean() / n.sum().clamp(min=1)
+    empty = sphere <= 0
+    shift = torch.where(empty, 1, sphere)
+    identity = torch.eye(len(products), dtype=products.dtype, device=products.device)
     # Not `linalg.solve`: with two threads on a CPU, 1,280 features took it more than ten minutes in
     # a stacked run, and with one thread a second; why is not known.
-    factor, _ = torch.linalg.cholesky_ex(matrix + shift * identity)
+    factor, _ = torch.linalg.cholesky_ex(products + shift * identity)
     return torch.cholesky_solve(right, factor)
 
 
-HEADS = {"lda": discriminant, "ridge": regression}
+HEADS = {"lda": discriminant, "ridge": regression, "mean": nearest_mean}

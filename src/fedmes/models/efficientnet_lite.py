@@ -108,6 +108,13 @@ class EfficientNetLite0(nn.Module):
         """The layers in their order; the last one gives the features."""
         return [self.stem, *self.blocks, nn.Sequential(self.last, Pool())]
 
+    def levels(self) -> list[tuple[int, int]]:
+        """Of each width but that of the features, the last stage's place and its channels."""
+        ends = [(0, STEM)]
+        for *_, channels, layers in STAGES:
+            ends.append((ends[-1][0] + layers, channels))
+        return ends
+
     def load(self, published: Mapping[str, Tensor]) -> None:
         """Take over weights that are published in the order of the layers, whatever their names."""
         own = self.state_dict()

@@ -306,6 +306,9 @@ MODELS: dict[str, Make] = {
 }
 
 
+OPTIONS = ("width", "stem", "weights", "train", "rank", "size", "levels", "random")
+
+
 def maker(name: str) -> Make:
     """What makes the network of this name: a built-in one, one of timm, or a custom one."""
     if name.startswith(timm_networks.PREFIX):
@@ -321,15 +324,8 @@ def is_custom(make: Make) -> bool:
 def options(config: Config) -> dict[str, Any]:
     """A network's options in a configuration; what has no value is the network's choice."""
     model = config.model
-    given: dict[str, Any] = {
-        "width": model.width,
-        "stem": model.stem,
-        "dropout": model.dropout or None,
-        "weights": model.weights,
-        "train": model.train,
-        "rank": model.rank,
-        "size": model.size,
-    }
+    given: dict[str, Any] = {name: getattr(model, name) for name in OPTIONS}
+    given["dropout"] = model.dropout or None
     if config.knn.features != "fc":
         given["features"] = config.knn.features
     return {name: value for name, value in given.items() if value is not None}

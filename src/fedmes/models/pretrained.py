@@ -60,6 +60,37 @@ class EqualLength(nn.Module):
         return LENGTH * F.normalize(x, dim=-1)
 
 
+class Levels(nn.Module):
+    """The pooled outputs of several stages, each of one length, beside each other."""
+
+    def __init__(self, stages: Sequence[nn.Module], pooled: Sequence[int]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.pooled = pooled  # the places of the stages that are meant, apart from the last one
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels: list[Tensor] = []
+        for place, stage in enumerate(self.stages):
+            x = stage(x)
+            if place in self.pooled:
+                levels.append(F.normalize(x.mean((-2, -1)), dim=-1))
+        levels.append(F.normalize(x, dim=-1))
+        return torch.cat(levels, dim=-1)
+
+
+class RandomFeatures(nn.Module):
+    """ReLUs of random sums, the same for every client and seed: a linear head on them is not linear
+    in what they are made of."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        drawn = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
+        self.weight = nn.Parameter(drawn / inputs**0.5, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(F.linear(x, self.weight))
+
+
 class Body(NamedTuple):
     """A pretrained network without its head, and how it wants its images."""
 
@@ -82,7 +113,13 @@ class Pretrained(nn.Module):
     plain_pixels = True  # between 0 and 1: the network knows its own mean and standard deviation
 
     def __init__(
-        self, body: Body, shape: tuple[int, ...], classes: int, train: str, rank: int
+        self,
+        body: Body,
+        shape: tuple[int, ...],
+        classes: int,
+        train: str,
+        rank: int,
+        random: int | None = None,
     ) -> None:
         super().__init__()
         if len(shape) != 3 or shape[0] not in (1, 3):
@@ -100,7 +137,11 @@ class Pretrained(nn.Module):
                 layer.requires_grad_(False)
         _channels_last(self.front)
         _channels_last(self.rest)
-        self.head = nn.Linear(body.width, classes)
+        width = body.width
+        if random is not None:
+            self.rest.append(RandomFeatures(width, random))
+            width = random
+        self.head = nn.Linear(width, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.rest(x)
@@ -153,9 +194,12 @@ class Lite0(Pretrained):
         train: str = "head",
         rank: int = 8,
         size: int = input_size,
+        levels: int = 1,
+        random: int | None = None,
     ) -> None:
         if size < LEAST:
             raise UserError(f"model.size: lite0 needs {LEAST} pixels at least, not {size}")
+        refuse_last_of_levels(train, levels)
         body = EfficientNetLite0()
         if weights == "none":
             with torch.random.fork_rng(devices=[]):
@@ -164,8 +208,27 @@ class Lite0(Pretrained):
         else:
             body.load(read_weights(weights_path(weights)))
         half = [0.5, 0.5, 0.5]
-        about = Body(body.stages(), FEATURES, size, mean=half, std=half)
-        super().__init__(about, shape, classes, train, rank)
+        about = Body(*_with_levels(body, levels), size, mean=half, std=half)
+        super().__init__(about, shape, classes, train, rank, random)
+
+
+def _with_levels(body: EfficientNetLite0, levels: int) -> tuple[list[nn.Module], int]:
+    """Stages and the width of the features."""
+    if levels == 1:
+        return body.stages(), FEATURES
+    there = body.levels()
+    if levels > len(there) + 1:
+        raise UserError(f"model.levels: {levels}, but lite0 has {len(there) + 1}")
+    taken = there[1 - levels :]
+    width = FEATURES + sum(channels for _, channels in taken)
+    return [Levels(body.stages(), [place for place, _ in taken])], width
+
+
+def refuse_last_of_levels(train: str, levels: int) -> None:
+    if train.startswith("last:") and levels > 1:
+        raise UserError(
+            f"model.levels: {levels}, but model.train={train} takes the features of the last level"
+        )
 
 
 def _draw_again(layer: nn.Module) -> None:

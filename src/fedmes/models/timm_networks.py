@@ -10,10 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedmes.errors import UserError
-from fedmes.models.pretrained import Body, Pretrained, few, read_weights
+from fedmes.models.pretrained import (
+    Body,
+    Pretrained,
+    few,
+    read_weights,
+    refuse_last_of_levels,
+)
 from fedmes.tensors import Tensors
 
 PREFIX = "timm:"
@@ -22,15 +30,21 @@ PATIENCE = 5  # seconds for the hub to answer
 
 
 class Features(nn.Module):
-    """A network of timm up to its head."""
+    """A network of timm up to its head: its own features, or those of several levels."""
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, levels: int) -> None:
         super().__init__()
         self.network = network
+        self.levels = levels
 
     def forward(self, x: Tensor) -> Tensor:
         network = self.network
-        return network.forward_head(network.forward_features(x), pre_logits=True)
+        if self.levels == 1:
+            return network.forward_head(network.forward_features(x), pre_logits=True)
+        last, maps = network.forward_intermediates(x, indices=self.levels - 1)
+        levels = [F.normalize(each.mean((-2, -1)), dim=-1) for each in maps]
+        levels.append(F.normalize(network.forward_head(last, pre_logits=True), dim=-1))
+        return torch.cat(levels, dim=-1)
 
 
 def maker(name: str) -> Callable[..., Pretrained]:
@@ -47,20 +61,24 @@ def maker(name: str) -> Callable[..., Pretrained]:
         train: str = "head",
         rank: int = 8,
         size: int | None = None,
+        levels: int = 1,
+        random: int | None = None,
     ) -> Pretrained:
+        refuse_last_of_levels(train, levels)
         network = _network(timm, short, weights, size)
         network = timm.layers.freeze_batch_norm_2d(network)
         about = network.pretrained_cfg
         _refuse_size(network, size or about["input_size"][-1], name)
+        features = Features(network, levels)
         body = Body(
-            [Features(network)],
-            network.head_hidden_size,
+            [features],
+            _width(features, levels, size or about["input_size"][-1], name),
             size or about["input_size"][-1],
             about["mean"],
             about["std"],
         )
         whole = train if train in ("head", "adapters") else "all"
-        made = Pretrained(body, shape, classes, whole, rank)
+        made = Pretrained(body, shape, classes, whole, rank, random)
         if train.startswith("last:"):
             _freeze_but_last(network, int(train.removeprefix("last:")), name)
         return made
@@ -70,6 +88,22 @@ def maker(name: str) -> Callable[..., Pretrained]:
     make.plain_pixels = True  # type: ignore[attr-defined]
     make.timm_name = short  # type: ignore[attr-defined]
     return make
+
+
+def _width(features: Features, levels: int, size: int, name: str) -> int:
+    """How many features it gives."""
+    if levels == 1:
+        return features.network.head_hidden_size
+    if not hasattr(features.network, "forward_intermediates"):
+        raise UserError(f"model.levels: timm has no outputs of the levels of {name}")
+    most = len(features.network.feature_info) + 1
+    if levels > most:
+        raise UserError(f"model.levels: {levels}, but {name} has {most}")
+    was_training = features.training
+    with torch.no_grad():
+        width = features.eval()(torch.zeros(1, 3, size, size)).shape[-1]
+    features.train(was_training)
+    return width
 
 
 def _timm() -> Any:
