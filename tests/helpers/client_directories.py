@@ -2,6 +2,9 @@
 
 import json
 
+import numpy as np
+import torch
+
 import fedmes
 from fedmes import config
 from fedmes.experiment.prepare import prepare
@@ -17,6 +20,8 @@ def assert_predicts_what_was_scored(result, **options):
         for i, rows in enumerate(plan.test):
             for suffix, task in (("", None), ("_masked", i)):
                 said = client.predict(data.x[rows], task=task)
+                if task is None:
+                    assert_stands_alone(client, data.x[rows], said)
                 found = {"acc": said.ids}
                 if "acc_nolip" in result.accuracy:
                     found["acc_nolip"] = said.network.argmax(-1)
@@ -25,6 +30,14 @@ def assert_predicts_what_was_scored(result, **options):
                     assert (ids == data.y[rows]).mean() == result.accuracy[kind][
                         0, k, plan.tasks - 1, i
                     ], kind
+
+
+def assert_stands_alone(client, x, said):
+    """What is exported, before it becomes a file: pixels from 0 to 1, channels first."""
+    pixels = torch.from_numpy(x).movedim(-1, 1) / 255
+    with torch.no_grad():
+        alone = client.standalone()(pixels).numpy()
+    np.testing.assert_allclose(alone, said.probabilities, rtol=0, atol=1e-6)
 
 
 def edit(directory, change):

@@ -48,6 +48,10 @@ COMMANDS = {
         "Reproduce studies of the paper: runs, tables and figures beside the paper's numbers.",
     ),
     "predict": ("predict", "Predict images with a trained client."),
+    "export": (
+        "export",
+        "Write a trained client to one file that other programs run (ONNX, PyTorch, safetensors).",
+    ),
     "bench": (
         "show",
         "Time a plain PyTorch loop, the loop and the stacked engine side by side on this machine.",

@@ -252,7 +252,7 @@ class FedWeIT(FedAvg):
         p = torch.softmax(scoped(logits, inside), dim=-1) * inside
         confident = p.amax(-1).argmax(0)  # [B], the most confident task
         chosen = torch.where(task < 0, confident, task.clamp(min=0))
-        return {"acc": p.take_along_dim(chosen[None, :, None], dim=0)[0]}
+        return {"acc": p.gather(0, chosen[None, :, None].expand_as(p[:1]))[0]}
 
 
 # --- the formulas ---------------------------------------------------------------------------------

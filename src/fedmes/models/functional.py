@@ -243,7 +243,7 @@ class Net:
         self, params: Tensors, x: Tensor, parts: tuple[str, ...], key: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         outside = next(iter(params.values())).dtype
-        if len(x) == 0:  # many modules fail without a sample
+        if x.shape[0] == 0:  # many modules fail without a sample
             empty = torch.zeros(0, 0, dtype=outside, device=x.device)
             return tuple(empty.new_zeros(0, self.widths[part]) for part in parts)
         # `contiguous` alone would leave a single channel where it was, behind the columns

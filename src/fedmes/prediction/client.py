@@ -22,6 +22,7 @@ from fedmes.models import networks
 from fedmes.prediction import display, inputs, makers
 from fedmes.prediction.inputs import Item
 from fedmes.prediction.network import Plain, split_front, stored_network
+from fedmes.prediction.standalone import Standalone
 from fedmes.results import client_dir
 from fedmes.results.client_about import About
 from fedmes.tensors import Tensors, map_entries, put
@@ -189,6 +190,11 @@ class Client:
         return display.client_table(self)
 
     @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Of one sample as arrays have it: channels last."""
+        return (*self.shape[1:], *self.shape[:1])
+
+    @property
     def keeps_images(self) -> bool:
         """Does the memory hold samples, and not only what a frozen front made of them?"""
         return self._front is None
@@ -250,6 +256,10 @@ class Client:
         the scores of all classes. Adapters are merged into their layers. `source`: index of the
         samples' data set."""
         return Plain(self.method.net, self._weights, self.normalisation, source)
+
+    def standalone(self, source: int = 0) -> Standalone:
+        """All that predicts as one module, the memory's vote included, without a task id."""
+        return Standalone(self.method, self._predictor, self._ctx, self.normalisation, source)
 
     def _refuse_unlearned(self, task: int | None) -> None:
         """Untrained weights also give an answer, which looks as certain as any."""
