@@ -11,6 +11,7 @@ from fedmes.version import __version__
 if TYPE_CHECKING:
     from fedmes.api.result import Result, Results
     from fedmes.api.runs import compare, extend, load, resume, run
+    from fedmes.api.stream import stream
     from fedmes.experiment.recorder import Progress
     from fedmes.prediction.client import load_client
     from fedmes.report.write import report
@@ -28,6 +29,7 @@ __all__ = [
     "report",
     "resume",
     "run",
+    "stream",
 ]
 
 # torch takes seconds to import; `fedmes --help` should not wait for it
@@ -41,6 +43,7 @@ _PLACES = {
     "load_client": "fedmes.prediction.client",
     "resume": "fedmes.api.runs",
     "run": "fedmes.api.runs",
+    "stream": "fedmes.api.stream",
 }
 
 

@@ -65,7 +65,7 @@ def test_a_misspelt_keyword_is_an_error():
 
 
 def test_what_there_is():
-    assert set(dir(fedmes)) >= {"run", "compare", "resume", "extend", "load", "report"}
+    assert set(dir(fedmes)) >= {"run", "compare", "resume", "extend", "load", "report", "stream"}
     for name in dir(fedmes):
         assert getattr(fedmes, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

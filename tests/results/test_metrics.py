@@ -6,7 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from fedmes.results.metrics import accuracy_after, forgetting_after, learned_and_kept, summary
+from fedmes.results.metrics import (
+    accuracy_after,
+    backward_transfer,
+    forgetting_after,
+    learned_and_kept,
+    summary,
+)
 
 NAN = math.nan
 
@@ -57,8 +63,24 @@ def test_summary_of_the_example():
     assert numbers["fr_task"] == near([0.0, 0.15, 0.20])
     assert numbers["fr"] == {"mean": near(0.175), "std": near(0.0)}
     assert numbers["fr_final"] == {"mean": near(0.20), "std": near(0.0)}
+    assert numbers["bwt"] == {"mean": near(-0.20), "std": near(0.0)}
     # with t = 1, not reported
     assert float(np.mean(forgetting_after(example()))) == pytest.approx(0.116667, abs=5e-7)
+
+
+def test_backward_transfer():
+    """Of each client's earlier tasks: accuracy at its own last task minus when just learned."""
+    acc = np.full((1, 3, 3, 3), np.nan)
+    acc[0, 0, 0, 0] = 0.9
+    acc[0, 0, 1, :2] = 0.5, 0.8
+    acc[0, 0, 2] = 0.6, 0.7, 1.0
+    acc[0, 1, 0, 0] = 0.4
+    acc[0, 1, 1, :2] = 0.7, 0.2  # its last task is the second
+    acc[0, 2, 0, 0] = 0.5  # a single task transfers nothing
+    assert backward_transfer(acc)[0, :2].tolist() == near([-0.2, 0.3])
+    assert np.isnan(backward_transfer(acc)[0, 2])
+    assert summary(acc)["bwt"]["mean"] == near(0.05)
+    assert summary(acc[:, :, :1, :1])["bwt"] == {"mean": None, "std": None}
 
 
 def test_learned_and_kept():

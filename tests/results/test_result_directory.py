@@ -48,6 +48,7 @@ def test_result_json_holds_what_the_contract_names(run_directory):
                 "fr",
                 "acc_final",
                 "fr_final",
+                "bwt",
                 "acc_task",
                 "fr_task",
                 "acc_client",

@@ -231,6 +231,7 @@ class OutputKeys(TypedDict, total=False):
     """What a run writes."""
 
     models: Literal["all", "none"]
+    predictions: bool
 
 
 class Options(TypedDict, total=False):

@@ -79,6 +79,11 @@ class Output(Section):
     models: Literal["all", "none"] = option(
         "all", "`none` writes neither weights nor client directories"
     )
+    predictions: bool = option(
+        False,
+        "true keeps the answers of every client after its last task to all its test samples, in "
+        "`predictions.npz`: for confusion matrices and F1 (docs/python.md).",
+    )
 
 
 def section(kind: type[Section]) -> Any:

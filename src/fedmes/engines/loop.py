@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -65,23 +65,33 @@ def client_score(
     """Accuracy on each task so far, (task-oblivious, task-aware); and whether any prediction was
     not a number."""
     lost = False
+    right: dict[int, Tensors] = {}
+    for task, y, p in client_predictions(protocol, predictor, position, data, ctx):
+        found = {kind: is_right(q, y).sum(-1) for kind, q in p.items()}
+        right[task] = added(right.get(task, {}), found)
+        lost = lost or bool(undefined(p["acc"]).any())
     rows: dict[str, list[tuple[float, float]]] = {}
+    for task, kinds in right.items():
+        for kind, counts in kinds.items():
+            row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
+            oblivious, aware = (counts.double() / len(data.plan.test[task])).tolist()
+            row[task] = (oblivious, aware)
+    return rows, lost
+
+
+def client_predictions(
+    protocol: EvalProtocol, predictor: Tensors, position: int, data: ClientData, ctx: ClientContext
+) -> Iterator[tuple[int, Tensor, Tensors]]:
+    """Test samples of each task so far, in chunks: the task, their classes, and the class
+    probabilities [2, sample, class], task-oblivious and task-aware, by kind of prediction."""
     candidates = torch.from_numpy(protocol.candidates(data.plan)).to(ctx.seen.device)
     for task in range(position + 1):
         if not data.plan.trained[task]:
             continue  # never met: stays NaN
         scopes = torch.stack([data.seen[position], candidates[task]])
         task_ids = _like(ctx.position, [-1, task])
-        right: Tensors = {}
         for x, y in data.test_chunks(task):
-            p = _predict(protocol.method, predictor, x, scopes, task_ids, ctx)
-            right = added(right, {kind: is_right(q, y).sum(-1) for kind, q in p.items()})
-            lost = lost or bool(undefined(p["acc"]).any())
-        for kind, counts in right.items():
-            row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
-            oblivious, aware = (counts.double() / len(data.plan.test[task])).tolist()
-            row[task] = (oblivious, aware)
-    return rows, lost
+            yield task, y, _predict(protocol.method, predictor, x, scopes, task_ids, ctx)
 
 
 def _predict(

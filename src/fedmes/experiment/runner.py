@@ -22,6 +22,7 @@ from fedmes.experiment import disk_space
 from fedmes.experiment.features import not_stored
 from fedmes.experiment.journal import keeping
 from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse, stale
+from fedmes.experiment.predictions import predict_test_samples
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
 from fedmes.experiment.train import (
@@ -146,7 +147,7 @@ def execute(
     config = prepared.config
     directory = out or default_directory(config)
     # that it is not installed is said first
-    flower = _flower() if config.engine.name == "flower" else None
+    flower = _flower(config)
     second = directory / run_dir.AGAIN
     if not again and not second.is_dir() and (result := _reused(prepared, directory)) is not None:
         return result
@@ -191,6 +192,8 @@ def _train_and_write(
     _write_protocols(directory, prepared, engine, recorder)
     parameters = prepared.method.net.parameter_count
     result = recorder.result(parameters, engine.notes, _origin(prepared))
+    if prepared.config.output.predictions:
+        result.predictions = predict_test_samples(prepared, engine, recorder)
     result.sites_left_out = dict(engine.sites_left_out)
     result.write(place)
     if keeps_state(training.config) or result.stopped:
@@ -237,7 +240,12 @@ def _engine(prepared: Prepared) -> Engine:
     return StackedEngine(*parts, engine.stack, bool(engine.compile), prepared.protocols)
 
 
-def _flower() -> ModuleType:
+def _flower(config: Config) -> ModuleType | None:
+    """What runs clients on sites of their own; None for the other engines."""
+    if config.engine.name != "flower":
+        return None
+    if config.output.predictions:
+        raise UserError("output.predictions: with engine flower, test samples stay with sites")
     try:
         from fedmes.experiment import simulation
     except ModuleNotFoundError as error:

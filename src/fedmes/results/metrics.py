@@ -52,6 +52,16 @@ def forgetting_of_seeds(acc: Floats) -> Floats:
     return np.asarray(mean(forgetting_after(acc)[..., 1:], axis=(1, 2)))
 
 
+def backward_transfer(acc: Floats) -> Floats:
+    """BWT[...] of each client: by how much learning the later tasks has changed its accuracy on the
+    earlier ones, at its last task."""
+    tasks = acc.shape[-1]
+    fresh = np.diagonal(acc, axis1=-2, axis2=-1)
+    change = acc - fresh[..., None, :]
+    earlier = np.tril(np.ones((tasks, tasks), bool), -1)
+    return _last(np.asarray(mean(np.where(earlier, change, np.nan), axis=-1)))
+
+
 def _last(values: Floats) -> Floats:
     """Each client's value at its own last task: [..., t] -> [...]."""
     if values.shape[-1] == 0:
@@ -70,6 +80,7 @@ def summary(acc: Floats) -> dict[str, Any]:
         "fr": forgetting_of_seeds(acc),
         "acc_final": mean(_last(a), axis=1),
         "fr_final": mean(_last(f[..., 1:]), axis=1),
+        "bwt": mean(backward_transfer(acc), axis=1),
     }
     numbers: dict[str, Any] = {}
     for name, values in per_seed.items():

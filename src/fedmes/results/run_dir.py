@@ -23,8 +23,9 @@ from fedmes.common.npz import read_arrays
 from fedmes.common.text import three
 from fedmes.config.options import Config
 from fedmes.errors import UserError
-from fedmes.results import metrics, rounds_csv
+from fedmes.results import metrics, predicted, rounds_csv
 from fedmes.results.metrics import Floats
+from fedmes.results.predicted import Predicted
 from fedmes.results.rounds_csv import COUNTED
 
 # in the directory of a finished run: the same run once more, until that is finished too
@@ -62,6 +63,7 @@ class Result:
     # numbers that a listener has kept, a row a round
     own_metrics: list[dict[str, float]] = field(default_factory=list)
     stopped: str = ""  # where and why a listener ended it before its last round
+    predictions: Predicted | None = None  # with output.predictions
 
     def __post_init__(self) -> None:
         if self.left_out < 0:
@@ -140,6 +142,8 @@ class Result:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
         replace_text(directory / "rounds.csv", rounds_csv.text(self.rounds))
         write_accuracy(directory, self.accuracy)
+        if self.predictions is not None:
+            self.predictions.write(directory)
         replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
         self.directory = directory
 
@@ -181,6 +185,7 @@ def load(directory: Path) -> Result:
             made_from=dict(content.get("made_from", {})),
             own_metrics=list(content.get("own_metrics", ())),
             stopped=str(content.get("stopped", "")),
+            predictions=predicted.read(directory),
         )
     except UserError:
         raise
