@@ -21,6 +21,8 @@ class ModelKeys(TypedDict, total=False):
     train: str | None
     rank: int | None
     size: int | None
+    levels: int | None
+    random: int | None
     cache: Literal["auto", "device", "host", "disk", "off"] | None
     views: int | None
 
@@ -154,9 +156,9 @@ class FedmesplusKeys(TypedDict, total=False):
 class FedstatsKeys(TypedDict, total=False):
     """FedStats."""
 
-    head: Literal["lda", "ridge"]
-    ridge: float
-    own: float
+    head: Literal["lda", "ridge", "mean"]
+    prior: float
+    own: float | Literal["tuned"]
 
 
 class KnnperKeys(TypedDict, total=False):
