@@ -48,6 +48,7 @@ COMMANDS = {
         "Reproduce studies of the paper: runs, tables and figures beside the paper's numbers.",
     ),
     "predict": ("predict", "Predict images with a trained client."),
+    "evaluate": ("evaluate", "Evaluate a trained client on labelled images."),
     "export": (
         "export",
         "Write a trained client to one file that other programs run (ONNX, PyTorch, safetensors).",

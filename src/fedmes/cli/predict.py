@@ -14,7 +14,7 @@ from fedmes.common.text import printable
 from fedmes.errors import UserError
 
 if TYPE_CHECKING:
-    from fedmes.prediction.client import Prediction
+    from fedmes.prediction.answers import Prediction
     from fedmes.prediction.inputs import Item
 
 app = typer.Typer()

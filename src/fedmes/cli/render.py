@@ -17,7 +17,7 @@ from fedmes.results.run_dir import Result
 
 if TYPE_CHECKING:
     from fedmes.experiment.bench import Row
-    from fedmes.prediction.client import Prediction, Vote
+    from fedmes.prediction.answers import Prediction, Vote
 from fedmes.results.labels import NUMBERS, SCORE_TAGS, SHORT_SCORES, variants
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from fedmes.common.text import three
 
 if TYPE_CHECKING:
-    from fedmes.prediction.client import Client, Prediction, Predictions, Vote
+    from fedmes.prediction.answers import Prediction, Predictions, Vote
+    from fedmes.prediction.client import Client
 
 ROWS = 20  # of a table, at most
 

@@ -17,7 +17,8 @@ from fedmes.common.figure import NotebookFigure
 from fedmes.common.files import whole
 from fedmes.common.text import three
 from fedmes.errors import UserError
-from fedmes.prediction.client import Client, Prediction, Vote
+from fedmes.prediction.answers import Prediction, Vote
+from fedmes.prediction.client import Client
 from fedmes.prediction.inputs import Item
 
 ROWS = 20  # at most
