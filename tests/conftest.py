@@ -31,10 +31,14 @@ settings.load_profile("any machine")
 LONGEST = [
     "test_federation",
     "test_stacked",
-    "test_resume",
-    "test_readme",
     "test_oracle",
+    "test_flower",
+    "test_readme",
     "test_compiled",
+    "test_zoo",
+    "test_networks_in_runs",
+    "test_studies",
+    "test_evaluation_protocols",
 ]
 
 

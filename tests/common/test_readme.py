@@ -33,8 +33,7 @@ def test_every_snippet_of_the_readme_runs(tmp_path):
         c for c in re.findall(r"```bash\n(.*?)\n```", text) if c.startswith("fedmes run --")
     ]
     assert len(commands) == 3
-    small = " --rounds 1 --epochs 1 -q"
-    lines = ["python make_data.py", *(c + small for c in commands), "python from_python.py"]
+    lines = ["python make_data.py", *map(made_small, commands), "python from_python.py"]
     for line in lines:
         program, *arguments = shlex.split(line)
         if program == "fedmes":
@@ -55,11 +54,19 @@ def test_every_option_is_documented():
     assert documented - set(BENCHMARKS) == set(all_options())  # which have a table there, too
 
 
+SMALL = "--clients 2 --tasks 2 --seeds 0 --rounds 1 --epochs 1 -q"
 PAGES = {"quick-start": 5, "own-data": 3, "own-model": 3, "own-method": 4, "reproduce": 3}
 SMALLER = {
-    "run": "--clients 2 --rounds 1 --epochs 1 -q", "compare": "--clients 2 --seeds 0 --rounds 1 --epochs 1 -q",
-    "reproduce": "--seeds 0 --clients 2 --set rounds=1 --set epochs=1 -q", "report": "-q", "list": "",
+    "run": SMALL, "compare": SMALL, "report": "-q", "list": "",
+    "reproduce": "--seeds 0 --clients 2 --set tasks=2 --set rounds=1 --set epochs=1 -q",
 }  # fmt: skip
+
+
+def made_small(command):
+    smaller = SMALLER[command.split()[1]]
+    if " --data " in command:  # which brings its clients and tasks
+        smaller = smaller.removeprefix("--clients 2 --tasks 2 ")
+    return f"{command} {smaller}"
 
 
 @pytest.mark.slow
@@ -83,15 +90,12 @@ def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
     ]
     assert len(commands) == PAGES[page]
     for command in commands:
-        program, *words = shlex.split(command)
-        if program == "python":
-            runpy.run_path(words[0], run_name="__main__")
+        if command.startswith("python "):
+            runpy.run_path(command.split()[1], run_name="__main__")
             continue
+        program, *words = shlex.split(made_small(command))
         assert program == "fedmes"
-        smaller = shlex.split(SMALLER[words[0]])
-        if "--data" in words:
-            smaller = smaller[2:]  # own data brings its clients
-        cli.app([*words, *smaller], standalone_mode=False)
+        cli.app(words, standalone_mode=False)
     assert capsys.readouterr().out
 
 

@@ -20,7 +20,7 @@ from fedmes.scenario.stream import Client, Stream, Task
 NUMBERS = {
     "rounds": 2,
     "epochs": 2,
-    "batch": 4,
+    "batch": 6,
     "memory": {"size": 6, "per_task": 2},
     "model": {"width": 8},
 }

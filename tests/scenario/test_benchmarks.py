@@ -126,7 +126,7 @@ def dealt(benchmark, seed, objects=False, **options):
 def test_invariants(benchmark, clients):
     """What every split must satisfy."""
     data = official(benchmark)
-    for seed in range(20):
+    for seed in range(8):
         check_split(
             benchmark,
             data,
