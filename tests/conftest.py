@@ -151,9 +151,10 @@ def short_lite0(monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     """For the server of sites in this process: time passes only when it waits."""
-    from fedmes.engines.flower import engine
+    from fedmes.engines.flower import engine, exchange
     from helpers.inprocess import Clock
 
     clock = Clock()
-    monkeypatch.setattr(engine, "time", clock)
+    for module in (engine, exchange):
+        monkeypatch.setattr(module, "time", clock)
     return clock

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 from fedmes import config
-from fedmes.engines.flower import engine
+from fedmes.engines.flower import engine, exchange
 from fedmes.errors import UserError
 from fedmes.experiment import runner, simulation
 from fedmes.experiment.prepare import prepare
@@ -68,7 +68,8 @@ def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
 
 @pytest.mark.slow
 def test_the_same_in_flowers_own_simulation(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "time", time)  # other processes work while the server waits
+    for module in (engine, exchange):  # other processes work while the server waits
+        monkeypatch.setattr(module, "time", time)
     options = TINY | {"method": "fedweit", "clients": 2}
     want = loop(tmp_path / "loop", options)
     prepared = prepare(config.load(None, options | {"engine.name": "flower"}))

@@ -61,8 +61,23 @@ class FederationOptions(Section):
         "real sites: their names, in the order of clients ([deployment.md](deployment.md))",
         unset="none",
     )
+    former: list[str] = option(
+        [],
+        "real sites: those that have left. They keep their number. The server writes it when a "
+        "name is no longer among `federation.sites`.",
+        unset="none",
+    )
     classes: list[str] = option(
-        [], "real sites: all class names, in the order of their ids", unset="none"
+        [],
+        "real sites: class names, in the order of their ids. Classes that sites bring later are "
+        "added at the end.",
+        unset="none",
+    )
+    earlier: list[Positive] = option(
+        [],
+        "real sites: the number of classes before each time that some were added, written by the "
+        "server",
+        unset="none",
     )
     shape: list[Positive] = option(
         [],
@@ -79,6 +94,16 @@ class FederationOptions(Section):
         [], "real sites: standard deviation per channel, of pixels between 0 and 1", unset="none"
     )
 
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """The number of classes, each time that some were added, and now."""
+        return (*self.earlier, len(self.classes))
+
+    @property
+    def members(self) -> list[str]:
+        """The sites that have not left."""
+        return [name for name in self.sites if name not in self.former]
+
     @model_validator(mode="after")
     def _whole(self) -> FederationOptions:
         if self.sites and not (self.classes and len(self.shape) in (1, 3)):
@@ -87,6 +112,11 @@ class FederationOptions(Section):
             )
         if len(set(self.sites)) < len(self.sites) or len(set(self.classes)) < len(self.classes):
             raise ValueError("a name is given twice")
+        counts = [0, *self.class_counts]
+        if self.earlier and counts != sorted(set(counts)):
+            raise ValueError("earlier numbers of classes grow up to the present one")
+        if not set(self.former) <= set(self.sites):
+            raise ValueError("a site that has left was none")
         if len(self.mean) != len(self.std) or (self.mean and len(self.mean) != self.shape[0]):
             raise ValueError("mean and std need one number for each channel")
         return self

@@ -185,8 +185,7 @@ def prepare_site(config: Config, name: str, data: Path, features: Path) -> Prepa
     streams = [source.stream(seed) for seed in config.seeds]
     rows = few_rows(streams[0])
     few = few_samples(dataset, normalisation, rows)
-    classes = (len(agreed.classes),)
-    facts = DataFacts(config.clients, config.tasks, dataset.shape, classes, few)
+    facts = DataFacts(config.clients, config.tasks, dataset.shape, agreed.class_counts, few)
     net = first_net(config, facts, given["model"])
     facts, samples = _with_samples(config, facts, net, dataset, given, rows, features)
     resolved, method, initial = resolve(config, facts, given, net)
@@ -252,7 +251,7 @@ class Blueprint:
 def sites_blueprint(config: Config) -> Blueprint:
     agreed = config.federation
     shape = tuple(agreed.shape)
-    facts = DataFacts(len(agreed.sites), config.tasks, shape, (len(agreed.classes),))
+    facts = DataFacts(len(agreed.sites), config.tasks, shape, agreed.class_counts)
     try:
         found = resolve(config, facts)
     except UserError as error:

@@ -248,8 +248,14 @@ def _build_net(
             raise UserError(
                 f"model {name}: frozen parameters must be the same for every number of classes"
             )
-        larger.initial = {
-            entry: grown(net.initial[entry], p) for entry, p in larger.initial.items()
-        }
+        initial = {}
+        for entry, p in larger.initial.items():
+            try:
+                initial[entry] = grown(net.initial[entry], p)
+            except (KeyError, ValueError) as error:
+                raise UserError(
+                    f"model {name}: {entry} does not grow with the number of classes ({error})"
+                ) from None
+        larger.initial = initial
         net = larger
     return net

@@ -88,6 +88,8 @@ class Method:
     # the options that only this method has; for a class Replay, in the section `replay`
     Options: ClassVar[type[MethodOptions] | None] = None
     options: Any = None  # their values
+    # can clients be added between rounds? Not where the place of an entry depends on their number
+    sites_may_join: bool = True
     # options for all methods that this one ignores
     unused: ClassVar[tuple[str, ...]] = ()
     # (state, broadcast, batch) -> sums over the round's samples, added up in chunks before

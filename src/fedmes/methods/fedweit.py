@@ -56,6 +56,7 @@ class FedWeIT(FedAvg):
         self.depth = self.tasks
         if self.options.kb == "previous":
             self.depth = 1
+        self.sites_may_join = self.depth == 1  # alpha is flat, [depth * clients]
         self.past = "past"
         if self.options.retroactive:
             self.past = "w.past"  # what is under w is trained

@@ -21,6 +21,7 @@ from fedmes.common import plugins
 from fedmes.common.files import first_link, replace_text, whole
 from fedmes.common.npz import read_arrays
 from fedmes.common.text import three
+from fedmes.config import growth
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.results import metrics, predicted, rounds_csv
@@ -276,7 +277,8 @@ def check_claim(directory: Path, config: Config) -> None:
         return
     if (stored := stored_config(directory)) is None:
         raise UserError(f"out: {directory} is not empty and holds no run; choose another directory")
-    if differing := _difference(stored, comparable(config)):
+    differing = _difference(stored, comparable(config), growing=bool(config.federation.sites))
+    if differing and learned(directory, config):
         raise UserError(
             f"out: {directory} already holds a different run ({'; '.join(differing[:3])}); "
             "choose another directory"
@@ -288,9 +290,17 @@ def check_claim(directory: Path, config: Config) -> None:
         )
 
 
+def learned(directory: Path, config: Config) -> bool:
+    """Does the directory hold anything that would be lost? A run of real sites, which saves every
+    round, holds nothing before its first one, and a wrong configuration then binds nobody."""
+    if not config.federation.sites or (directory / "result.json").is_file():
+        return True
+    return any((directory / "checkpoint").glob("round-*"))
+
+
 def _left_by_a_start(path: Path) -> bool:
     """Is it what a run that was killed at its very beginning leaves?"""
-    return path.name == ".lock" or path.suffix == ".part"
+    return path.name in (".lock", "progress.jsonl") or path.suffix == ".part"
 
 
 def claim(directory: Path, config: Config, versions: Mapping[str, str] | None = None) -> None:
@@ -345,10 +355,16 @@ def comparable(config: Config) -> dict[str, Any]:
     return tomllib.loads(config.to_toml({}))
 
 
-def _difference(stored: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+def _difference(
+    stored: Mapping[str, Any], new: Mapping[str, Any], growing: bool = False
+) -> list[str]:
+    """`growing`: a federation of real sites may have become larger."""
     there = configuration.dotted(stored)
     here = configuration.dotted(new)
-    return _differences(there, here, there.keys() | here.keys())
+    keys = there.keys() | here.keys()
+    if growing:
+        keys = {key for key in keys if not growth.follows(key, there.get(key), here.get(key))}
+    return _differences(there, here, keys)
 
 
 def contradictions(stored: Mapping[str, Any], config: Config) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,17 @@ from fedmes.scenario.source import Source
 
 # of a client's images of a class in a task, where the data does not say which are for testing
 TEST_SHARE = 0.2
+
+
+class UnlistedClasses(UserError):
+    """A site has classes that its federation does not know."""
+
+    def __init__(self, site: str, classes: Sequence[str], known: Sequence[str]) -> None:
+        listed = ", ".join(known[:10])
+        super().__init__(
+            f"site {site}: class {classes[0]} is not among the federation's ({listed})"
+        )
+        self.classes = list(classes)  # in the order of first appearance
 
 
 def open_custom(
@@ -78,9 +90,6 @@ def open_site(
     dataset = table.dataset
     classes = list(agreed.classes)
     shape = tuple(agreed.shape)
-    if strange := [label for label in dataset.class_names if label not in classes]:
-        known = ", ".join(classes[:10])
-        raise UserError(f"site {name}: class {strange[0]} is not among the federation's ({known})")
     in_grey = dataset.x.dtype == np.uint8 and shape == (3, *dataset.shape[1:])
     if in_grey and dataset.shape[0] == 1:  # beside colours, grey is one of them
         dataset = replace(dataset, x=dataset.x.repeat(3, axis=-1))
@@ -89,6 +98,8 @@ def open_site(
             f"site {name}: samples are {_times(dataset.shape)}, "
             f"the federation's are {_times(shape)}"
         )
+    if strange := [label for label in in_order(table) if label not in classes]:
+        raise UnlistedClasses(name, strange, classes)
     ids = np.array(list(map(classes.index, dataset.class_names)), np.int64)
     table = replace(
         table,
@@ -100,6 +111,15 @@ def open_site(
         return streams.assemble(seed, len(classes), partition(table, seed, path), rounds)
 
     return Source(table.dataset, stream)
+
+
+def in_order(table: Table) -> list[str]:
+    """The classes by the first task in which they appear."""
+    found: dict[str, None] = {}
+    for task in np.unique(table.task).tolist():
+        for label in np.unique(table.dataset.y[table.task == task]).tolist():
+            found[table.dataset.class_names[label]] = None
+    return list(found)
 
 
 def _times(shape: tuple[int, ...]) -> str:

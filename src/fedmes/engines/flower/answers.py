@@ -19,6 +19,7 @@ from fedmes.engines.flower import messages
 from fedmes.tensors import Tensors
 
 MOST = 10**9  # of anything that is counted
+MOST_NEW = 1000  # classes that a site brings at once
 LONGEST = 200  # characters of a reason; it ends in logs and results
 
 
@@ -101,6 +102,8 @@ class Refusal(Form):
 
     name: Annotated[str, AfterValidator(plain)]  # "": unknown
     error: Annotated[str, AfterValidator(plain)]
+    # classes of the site that the federation does not know, in the order of first appearance
+    classes: Annotated[list[Name], Field(max_length=MOST_NEW)] = []
 
 
 FORMS: dict[str, type[Facts]] = {"query": Hello, "train": Trained, "evaluate": Scored}

@@ -8,15 +8,17 @@ from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from pydantic import ValidationError
 
 from fedmes.common.text import short_sha256
 from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.devices import numerics
 from fedmes.engines.flower import messages
-from fedmes.engines.flower.answers import Refusal
+from fedmes.engines.flower.answers import MOST_NEW, Refusal
 from fedmes.engines.flower.site import Answer, SiteClient
 from fedmes.errors import UserError
+from fedmes.scenario.custom import UnlistedClasses
 from fedmes.tensors import Tensors
 
 Node = dict[str, Any]  # what a SuperNode was started with
@@ -43,7 +45,7 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
                 _refuse_other_network(client, config, order["frozen"])
                 done = handler(client, order, messages.tensors_of(message))
         except UserError as error:
-            refusal = Refusal(name=name, error=str(error)).model_dump_json()
+            refusal = _refusal(name, error).model_dump_json()
             return Message(messages.records(refusal, {}, refused=True), reply_to=message)
         content = messages.records(done.facts.model_dump_json(), wire.pack(done.upload))
         return Message(content, reply_to=message)
@@ -61,6 +63,17 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
         return answer(message, context, _evaluate)
 
     return app
+
+
+def _refusal(name: str, error: UserError) -> Refusal:
+    classes: list[str] = []
+    if isinstance(error, UnlistedClasses):
+        classes = error.classes
+    try:
+        return Refusal(name=name, error=str(error), classes=classes)
+    except ValidationError:
+        limits = f"new classes: at most {MOST_NEW}, with names of at most 100 characters"
+        return Refusal(name=name, error=f"{limits}; {error}")
 
 
 def _refuse_other_network(client: SiteClient, servers: Config, frozen: str | None) -> None:

@@ -25,25 +25,22 @@ from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
-from fedmes.engines.flower import answers, messages, privacy
-from fedmes.engines.flower.answers import Facts, Hello, Limits, Refusal, Scored, Trained, unreadable
+from fedmes.engines.flower import messages, privacy
+from fedmes.engines.flower.answers import Hello, Limits, Refusal, Scored, Trained, unreadable
+from fedmes.engines.flower.exchange import POLL, Exchange, Good
 from fedmes.engines.flower.roster import Roster, log
 from fedmes.engines.loop import tidy
 from fedmes.engines.server import MISFIT, Update, aggregate_round
 from fedmes.errors import UserError
 from fedmes.methods.base import ClientContext, Method
 from fedmes.results.status import now
-from fedmes.tensors import Tensors, cast, put
+from fedmes.tensors import Tensors, cast, grown, put
 
-POLL = 0.1  # seconds between looks for answers
-RESTARTS = 5.0  # seconds between looks for sites that have been restarted
 # seconds that the server waits for all sites before it begins with those that are there
 GATHERING = 60.0
 NO_ANSWER = Refusal(name="", error="no answer")
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-
-Good = tuple[Facts, Tensors]
 
 
 class FlowerEngine(Roster):
@@ -52,14 +49,23 @@ class FlowerEngine(Roster):
     compile_seconds = 0.0
 
     def __init__(
-        self, method: Method, initial: Sequence[Tensors], config: Config, grid: Grid
+        self,
+        method: Method,
+        initial: Sequence[Tensors],
+        config: Config,
+        grid: Grid,
+        closed: str = "",
+        before: FlowerEngine | None = None,
     ) -> None:
-        super().__init__(config)
+        """`closed`: why sites cannot bring classes that nobody listed. `before`: the engine whose
+        place this one takes, since such classes came (deployment/server.py)."""
+        super().__init__(config, closed)
         self.method = method
         self.grid = grid
+        self.exchange = Exchange(grid, config.server.timeout)
         initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
         self.servers = list(map(method.server, initial))
-        ctx = _context(config, initial[0])
+        ctx = any_context(config, initial[0])
         client = method.init(initial[0], ctx)
         self.expected = method.upload(client, ctx)  # names and shapes of an upload
         reported = method.report(client, self.servers[0])
@@ -78,7 +84,12 @@ class FlowerEngine(Roster):
         self.rows: list[RoundRow] = []  # of the last round
         self.waiting = True  # does any site have tasks left to learn?
         self.silent = False  # was the last round without any answer?
-        self._gather(GATHERING)
+        hope = GATHERING
+        if before is not None:
+            hope = 0.0  # sites have been waited for
+            self.failures.update(before.failures)
+            self.refusals.update(before.refusals)
+        self._gather(hope)
 
     # -- the sites that are there
 
@@ -86,43 +97,52 @@ class FlowerEngine(Roster):
         """Wait `hope` seconds for all sites, and until `server.timeout` for those needed."""
         began = time.monotonic()
         needed = self.config.server.min_clients
-        while (here := self._meet()) < self.config.clients:
+        members = len(self.members)
+        while (here := self._meet()) < members:
             waited = time.monotonic() - began
-            hopeless = waited >= hope or here + self._refusing() >= self.config.clients
+            hopeless = waited >= hope or here + self._refusing() >= members
             if hopeless and here >= needed:
                 break
-            if hopeless and self.refused and len(self.nodes) < needed:
+            if hopeless and self.refused and len(self.nodes) + len(self.proposed) < needed:
                 raise UserError("; ".join(sorted(set(map(": ".join, self.refused.values())))))
             if waited > self.config.server.timeout:
                 raise UserError(
-                    f"{here} of {self.config.clients} sites are there, "
-                    f"and server.min_clients is {needed}"
+                    f"{here} of {members} sites are there, and server.min_clients is {needed}"
                 )
             time.sleep(POLL)
 
     def _meet(self) -> int:
         """Ask new nodes for their names. How many sites are there?"""
         there = set(self.grid.get_node_ids())
-        known = {*self.nodes.values(), *self.refused}
-        self._greet(sorted(there - known))
-        return len(there.intersection(self.nodes.values()))
+        self._greet(sorted(there - {*self.nodes.values(), *self.refused, *self.proposed}))
+        return len(there & {*self.nodes.values(), *self.proposed})
 
     def _greet(self, nodes: Sequence[int]) -> None:
         for s in range(len(self.servers)):
             asked = [node for node in nodes if node not in self.refused]
             orders = {node: self._message("query", node, s, {}, {}) for node in asked}
-            for node, answer in self._exchange("query", orders).items():
+            for node, answer in self.exchange.ask("query", orders, self.limits).items():
                 if isinstance(answer, Refusal):
-                    self._refuse(node, answer.name or f"node {node}", answer.error)
+                    name = answer.name or f"node {node}"
+                    if not self._proposes(node, name, answer.classes):
+                        self._refuse(node, name, self._reason(answer))
                 else:
                     assert isinstance(answer[0], Hello)
                     self._admit(s, node, answer[0])
+
+    def _reason(self, answer: Refusal) -> str:
+        if answer.classes and self.closed:
+            return f"{answer.error}; {self.closed}"
+        return answer.error
 
     def _admit(self, s: int, node: int, hello: Hello) -> None:
         k = hello.client
         sites = self.config.federation.sites
         if sites and hello.name != sites[k]:
             self._refuse(node, hello.name, f"says that it is {sites[k]}")
+            return
+        if hello.name in self.config.federation.former:
+            self._refuse(node, hello.name, "has left the federation")
             return
         self.refused = {other: who for other, who in self.refused.items() if who[0] != hello.name}
         self.nodes[k] = node
@@ -134,20 +154,24 @@ class FlowerEngine(Roster):
             log.info("site %s is there, with %d samples to learn from", hello.name, hello.samples)
 
     def anything_to_do(self) -> bool:
-        """Does any site have tasks left to learn?
+        """Does any site have tasks left to learn, and are all classes known?
 
         If none has, they are asked again until `server.patience` has passed. If all are gone, the
         next round waits for them.
         """
+        if self.proposed:
+            return False
         if self.silent and not self._meet():
             return True
         deadline = time.monotonic() + self.config.server.patience
         while not self.waiting and time.monotonic() < deadline:
             self._meet()
             orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
-            for k, answer in self._exchange("query", orders).items():
+            for k, answer in self.exchange.ask("query", orders, self.limits).items():
                 if isinstance(answer, Refusal):  # such as a new task that does not fit
-                    self.absent[k] = answer.error
+                    self.absent[k] = self._reason(answer)
+                    if self._proposes(self.nodes[k], self.names[k], answer.classes):
+                        return False
                 elif isinstance(hello := answer[0], Hello):
                     self.samples[0, k] = hello.samples
                     self.waiting |= hello.waiting
@@ -164,51 +188,6 @@ class FlowerEngine(Roster):
         order = {"config": self.config.as_dict(), "seed": s, "frozen": frozen, **order}
         content = messages.records(json.dumps(order), tensors)
         return Message(content, message_type=kind, dst_node_id=node)
-
-    def _exchange(self, kind: str, orders: dict[int, Message]) -> dict[int, Good | Refusal]:
-        """Messages to some clients, and the answers that came in time.
-
-        A SuperNode that is killed loses the messages that it has fetched. The SuperLink reports
-        this only if it is asked while the node is away, not once the node is back. So restarted
-        nodes are asked again.
-        """
-        since = self._connected() if orders else {}
-        waiting = self._send(orders)
-        found: dict[int, Good | Refusal] = {}
-        began = looked = time.monotonic()
-        while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                to = waiting.get(reply.metadata.reply_to_message_id)
-                waiting = {message: client for message, client in waiting.items() if client != to}
-                if to is not None and not reply.has_error():
-                    found[to] = answers.read(reply, kind, self.limits)
-            now = time.monotonic()
-            if not waiting or now > began + self.config.server.timeout:
-                break
-            if now > looked + RESTARTS:
-                looked = now
-                latest = self._connected()
-                restarted = {node for node, start in latest.items() if start != since.get(node)}
-                again = {}
-                for k in waiting.values():
-                    if orders[k].metadata.dst_node_id in restarted:
-                        again[k] = orders[k]
-                waiting |= self._send(again)
-                since |= latest
-            time.sleep(POLL)
-        return found
-
-    def _send(self, orders: dict[int, Message]) -> dict[str, int]:
-        """The client of each message, by its id: an error's sender is not the node that failed."""
-        new = []
-        for order in orders.values():
-            about = order.metadata
-            new.append(Message(order.content, about.dst_node_id, about.message_type))
-        return dict(zip(self.grid.push_messages(new), orders, strict=True))
-
-    def _connected(self) -> dict[int, str]:
-        """The nodes that are there, and since when."""
-        return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def _ask(
         self, kind: str, s: int, clients: Iterable[int], g: int
@@ -228,12 +207,15 @@ class FlowerEngine(Roster):
                 self.owed[s, k] += int(wire.size(kept))
             orders[k] = self._message(kind, self.nodes[k], s, order, tensors)
             size[k] = int(wire.size(each)) + self.owed[s, k]
-        found = self._exchange(kind, orders)
+        found = self.exchange.ask(kind, orders, self.limits)
         good = {}
         for k in orders:
             answer = self._plausible(s, k, found.get(k, NO_ANSWER))
             if isinstance(answer, Refusal):
-                self._failed(k, answer.error)
+                if self._proposes(self.nodes[k], self.names[k], answer.classes):
+                    self.absent[k] = answer.error
+                else:
+                    self._failed(k, self._reason(answer))
                 self.held.pop((s, k), None)
             else:
                 good[k] = answer
@@ -337,10 +319,13 @@ class FlowerEngine(Roster):
     def restore(self, tensors: Tensors) -> None:
         self.versions = tensors["versions"].tolist()
         for s, server in enumerate(self.servers):  # in its own order, which decides how sums round
-            self.servers[s] = {name: tensors[f"server.{s}.{name}"] for name in server}
+            stored = {name: tensors[f"server.{s}.{name}"] for name in server}
+            self.servers[s] = {name: grown(stored[name], fresh) for name, fresh in server.items()}
+            # what sites keep of it has grown with it
+            self.versions[s] += any(stored[name].shape != t.shape for name, t in server.items())
 
 
-def _context(config: Config, params: Tensors) -> ClientContext:
+def any_context(config: Config, params: Tensors) -> ClientContext:
     """Of any client, for the shapes of what clients send."""
     head = "head.bias" if "head.bias" in params else "head.weight"
     seen = torch.zeros(len(params[head]), dtype=torch.bool)

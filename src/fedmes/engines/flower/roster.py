@@ -17,14 +17,18 @@ log = logging.getLogger("fedmes.federation")  # who comes and who is refused, fo
 class Roster:
     """What the server knows of its sites, without the messages by which it learns it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, closed: str = "") -> None:
+        """`closed`: why sites cannot bring classes that nobody listed; empty: they can."""
         self.config = config
+        self.closed = closed
         self.nodes: dict[int, int] = {}  # client -> Flower's node
         self.names: dict[int, str] = {}
         # (seed, client) -> how many training samples it has said to have
         self.samples: dict[tuple[int, int], int] = {}
         self.seen: dict[int, datetime] = {}  # client -> when it last answered
         self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is excluded
+        # node -> its name, and its classes that nobody listed
+        self.proposed: dict[int, tuple[str, list[str]]] = {}
         self.absent: dict[int, str] = {}  # client -> why its last answer did not count
         self.failures: Counter[str] = Counter()
         self.refusals: Counter[int] = Counter()  # client -> answers of it that did not count
@@ -37,8 +41,8 @@ class Roster:
     @property
     def sites_left_out(self) -> dict[str, str]:
         """The sites that are excluded at present, with the reasons."""
-        known = enumerate(self._expected())
-        never = {name: NEVER_THERE for k, name in known if k not in self.nodes}
+        here = {self._expected()[k] for k in self.nodes}
+        never = {name: NEVER_THERE for name in self.members if name not in here}
         absent = {self.names[k]: reason for k, reason in self.absent.items()}
         return never | dict(self.refused.values()) | absent
 
@@ -60,9 +64,32 @@ class Roster:
             found.append(site)
         return found + [Site(name=name, left_out=why) for name, why in left_out.items()]
 
+    @property
+    def members(self) -> list[str]:
+        """The sites that have not left."""
+        return self.config.federation.members or self._expected()
+
+    @property
+    def new_classes(self) -> list[str]:
+        """What sites propose, in the order of sites and then of each site's tasks."""
+        sites = self.config.federation.sites
+        found: dict[str, None] = {}
+        for _, classes in sorted(self.proposed.values(), key=lambda each: sites.index(each[0])):
+            found |= dict.fromkeys(classes)
+        return list(found)
+
     def _expected(self) -> list[str]:
         """The names of all clients, before they have said any."""
         return self.config.federation.sites or [f"client {k}" for k in range(self.config.clients)]
+
+    def _proposes(self, node: int, name: str, classes: list[str]) -> bool:
+        """Does a site refuse only because it has classes that nobody listed?"""
+        agreed = self.config.federation
+        new = [label for label in classes if label not in agreed.classes]
+        if not new or name not in agreed.members or self.closed:
+            return False
+        self.proposed[node] = name, new
+        return True
 
     def _refuse(self, node: int, name: str, reason: str) -> None:
         self.refused[node] = name, reason
@@ -71,7 +98,7 @@ class Roster:
     def _refusing(self) -> int:
         """How many of the expected sites have refused to take part."""
         names = dict(self.refused.values()).keys()
-        return len(names & set(self.config.federation.sites or names))
+        return len(names & set(self.config.federation.members or names))
 
     def _answered(self, k: int) -> None:
         self.seen[k] = now()

@@ -25,7 +25,7 @@ from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, broken, map_entries, pick, put
+from fedmes.tensors import Tensors, broken, grown, map_entries, pick, put
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,11 @@ class SiteClient:
         if found is None:
             return
         tensors, stored = found
-        try:  # in its own order, which decides how sums round
-            self.state = {name: tensors[f"client.{name}"] for name in self.state}
+        try:
+            # In its own order, which decides how sums round. Classes, tasks and sites may have been
+            # added since.
+            for name, fresh in self.state.items():
+                self.state[name] = grown(tensors[f"client.{name}"], fresh)
             self.kept = pick(tensors, "kept")
             self.noisy = pick(tensors, "noisy")
             self.about = {name: int(stored[name]) for name in self.about}
@@ -84,6 +87,10 @@ class SiteClient:
         except KeyError as error:
             raise UserError(
                 f"{self.directory}: its state is of another method or model ({error} is missing)"
+            ) from None
+        except ValueError as error:
+            raise UserError(
+                f"{self.directory}: its state is of another method or model ({error})"
             ) from None
 
     def hello(self) -> Answer:
@@ -127,7 +134,7 @@ class SiteClient:
         start = time.perf_counter()
         if not again:
             self._learn(g, work, broadcast)
-        upload = self.noisy or self._upload(work, broadcast)
+        upload = self._upload(work, broadcast)
         self._save()
         reported = self.method.report(self.state, broadcast)
         about = Work(
@@ -146,6 +153,8 @@ class SiteClient:
     def _learn(self, g: int, work: Round, broadcast: Tensors) -> None:
         """Train; a site that was away when a task ended or began catches up first."""
         state = self.state
+        if self.about["round"] < 0 and not self.scheduled:
+            state = self._joining(broadcast)
         first = self.about["begun"] != work.position
         if first:
             state = state | self._end_task()
@@ -155,6 +164,14 @@ class SiteClient:
         self.about["attended"] += 1
         self.about["begun"] = work.position
         self.noisy = {}
+
+    def _joining(self, broadcast: Tensors) -> Tensors:
+        """The state of a site that begins: with the federation's present model, if the server has
+        one; a site that was there from the start begins with the initial one."""
+        if not {f"w.{name}" for name in self.initial} <= broadcast.keys():
+            return self.state
+        params = {name: broadcast[f"w.{name}"].to(t) for name, t in self.initial.items()}
+        return self.method.init(params, self.site.ctx())
 
     @torch.no_grad()
     def evaluate(self, broadcast: Tensors) -> Answer:
@@ -172,7 +189,11 @@ class SiteClient:
 
     def _upload(self, work: Round, broadcast: Tensors) -> Tensors:
         options = self.method.config.privacy
-        upload = protected(self.method.upload(self.state, self.site.ctx(work)), broadcast, options)
+        upload = self.method.upload(self.state, self.site.ctx(work))
+        if self.noisy:
+            # drawn for fewer classes, perhaps: the others' weights are as they came
+            return {name: grown(self.noisy[name], t) for name, t in upload.items()}
+        upload = protected(upload, broadcast, options)
         if options.epsilon is not None:
             self.noisy = upload
         return upload

@@ -1,0 +1,213 @@
+"""Classes that nobody listed, sites that join and leave: with Flower's messages, in one process."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
+
+from fedmes.deployment import server
+from fedmes.errors import UserError
+from fedmes.methods import METHODS
+from fedmes.methods.fedavg import FedAvg
+from fedmes.results import checkpoint, run_dir
+from helpers import growing, inprocess
+
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
+
+NAMES = ("berlin", "lyon", "turin")
+AGREED = ("c0", "c1")
+# methods whose states differ in kind; the others keep parts of what these keep
+DIFFERENT = (
+    "fedmes", "fedmes-plus", "fedweit", "fedstats", "ditto", "fedrep", "flwf-2t", "knn-per", "local-er",
+)  # fmt: skip
+# a site that joins: its personal model starts from the federation's present one
+APART = {("ditto", "turin")}
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {name: growing.site_folder(tmp_path / name, name) for name in NAMES}
+
+
+def month(folders, count):
+    """The data of all sites up to this month."""
+    for name, folder in folders.items():
+        if count > 1 or name != "turin":
+            growing.write(folder.with_suffix(".npz"), [name], count)
+
+
+def grid_of(folders, names):
+    return inprocess.at_sites([folders[name] for name in names])
+
+
+def two_months(method, folders, out, **more):
+    month(folders, 1)
+    first = growing.federation(method, NAMES[:2], AGREED, **more)
+    server.serve(grid_of(folders, NAMES[:2]), first, out)
+    month(folders, 2)
+    second = growing.federation(method, NAMES, AGREED, **more)
+    return server.serve(grid_of(folders, NAMES), second, out)
+
+
+def same(folder, wanted, method):
+    """The weights of a site and of a simulated client, up to rounding: sums over the rows of a head
+    are taken over fewer rows before the others come."""
+    found = load_file(folder / "model.safetensors")
+    expected = load_file(wanted / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for entry, value in expected.items():
+        if method == "fedweit" and entry.startswith("head"):  # one per task
+            # what the head of an earlier task has for classes that came later is never read
+            value[0, 2:] = found[entry][0, 2:]
+        torch.testing.assert_close(found[entry], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", DIFFERENT)
+def test_months_bring_classes_as_a_simulation_knew_them(method, folders, tmp_path, monkeypatch):
+    got = two_months(method, folders, tmp_path / "out")
+    assert got.config.federation.classes == ["c0", "c1", "c2", "c3"]
+    assert got.config.federation.earlier == [2]
+    assert got.sites_left_out == {} and got.notes == []
+    want = growing.simulation(tmp_path / "loop", method, monkeypatch)
+    for k, (name, folder) in enumerate(folders.items()):
+        if (method, name) in APART:
+            continue
+        same(folder / "client", tmp_path / f"loop/seed0/client{k}", method)
+        for kind, table in want.accuracy.items():
+            np.testing.assert_array_equal(got.accuracy[kind][0, k], table[0, k])
+
+
+LINEAR = {"model.name": "linear", "model.width": None}
+
+
+@pytest.mark.slow
+def test_classes_come_while_the_server_waits(folders, tmp_path, caplog):
+    """The whole list is in the order of sites and of their tasks, whoever answers first."""
+    month(folders, 1)
+    agreed = growing.federation("fedavg", NAMES[:2], ["c1"], **LINEAR)
+    agreed = agreed.with_({"server.patience": 5.0})
+    grid = grid_of(folders, NAMES[:2])
+    sent = []
+
+    def away(k, message):
+        sent.append(message.metadata.message_type)
+        if sent.count("train") == 2 and sent[-1] == "query":
+            month(folders, 2)
+        return False
+
+    grid.away = away
+    with caplog.at_level("INFO", logger="fedmes.federation"):
+        result = server.serve(grid, agreed, tmp_path / "out")
+    assert "new classes: c2; there are 3 now" in caplog.text
+    assert "new classes: c3; there are 4 now" in caplog.text
+    # c0 was there before anything was learned
+    assert result.config.federation.classes == ["c1", "c0", "c2", "c3"]
+    assert result.config.federation.earlier == [2, 3]
+    assert np.isfinite(result.acc[0, :, 1]).all()
+    about = json.loads((folders["lyon"] / "client/client.json").read_text())
+    assert about["class_names"] == ["c1", "c0", "c2", "c3"]
+
+
+def test_a_wrong_configuration_leaves_nothing_behind(folders, tmp_path):
+    month(folders, 1)
+    grid = grid_of(folders, NAMES[:2])
+    wrong = growing.federation("fedavg", NAMES[:2], AGREED, **LINEAR)
+    wrong = wrong.with_({"federation.shape": [7]})
+    with pytest.raises(UserError, match="samples are 6, the federation's are 7"):
+        server.serve(grid, wrong, tmp_path / "out")
+    right = growing.federation("fedavg", NAMES[:2], ["c1", "c0"], **LINEAR)
+    result = server.serve(grid, right, tmp_path / "out")
+    assert result.config.federation.classes == ["c1", "c0"]
+    with pytest.raises(UserError, match=r"different configuration \(federation.shape"):
+        server.serve(grid, wrong, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_a_site_leaves_and_comes_back(folders, tmp_path, clock):
+    out = tmp_path / "out"
+    two_months("fedavg", folders, out, **LINEAR)
+    left = growing.federation("fedavg", ["berlin", "turin"], AGREED, **LINEAR)
+    began = clock.now
+    result = server.serve(grid_of(folders, ["berlin", "turin"]), left, out)
+    assert clock.now - began < 1  # nobody is waited for
+    assert result.sites_left_out == {}
+    assert (result.config.federation.sites, result.config.federation.former) == (
+        list(NAMES),
+        ["lyon"],
+    )
+    assert np.isfinite(result.acc[0, 1, 1]).all()  # what it had learned stays
+    result = server.serve(grid_of(folders, NAMES), left, out)
+    assert result.sites_left_out == {"lyon": "has left the federation"}
+    back = growing.federation("fedavg", NAMES, AGREED, **LINEAR)
+    result = server.serve(grid_of(folders, NAMES), back, out)
+    assert (result.sites_left_out, result.config.federation.former) == ({}, [])
+
+
+def test_what_cannot_grow_is_said_and_the_others_go_on(folders, tmp_path, monkeypatch, caplog):
+    month(folders, 1)
+    growing.write(folders["lyon"].with_suffix(".npz"), ["lyon"], 2)
+    monkeypatch.setattr(server, "MOST_CLASSES", 2)
+    agreed = growing.federation("fedavg", NAMES[:2], AGREED, **LINEAR)
+    with caplog.at_level("INFO", logger="fedmes.federation"):
+        result = server.serve(grid_of(folders, NAMES[:2]), agreed, tmp_path / "out")
+    reason = "site lyon: class c3 is not among the federation's (c0, c1); "
+    reason += "3 classes; 2 are the most"
+    assert result.sites_left_out == {"lyon": reason}
+    assert f"site lyon is left out: {reason}" in caplog.text
+    assert np.isfinite(result.acc[0, 0, 0, 0]) and np.isnan(result.acc[0, 1]).all()
+
+
+class Fixed(FedAvg):
+    """Has something that does not grow at its end."""
+
+    def init(self, params, ctx):
+        room = torch.zeros(10 - len(params["head.weight"]))
+        return super().init(params, ctx) | {"room": room}
+
+
+def test_a_method_whose_state_does_not_grow(folders, tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "fedavg", Fixed)
+    month(folders, 1)
+    agreed = growing.federation("fedavg", NAMES[:2], AGREED, **LINEAR)
+    server.serve(grid_of(folders, NAMES[:2]), agreed, tmp_path / "out")
+    month(folders, 2)
+    with pytest.raises(UserError, match=r"method fedavg cannot grow: client state \("):
+        server.serve(grid_of(folders, NAMES[:2]), agreed, tmp_path / "out")
+    assert run_dir.load(tmp_path / "out").config.federation.classes == ["c0", "c1"]
+
+
+def test_fedweit_that_keeps_all_parts_lets_nobody_join(folders, tmp_path):
+    with pytest.raises(UserError, match="method fedweit: no site can join later"):
+        two_months("fedweit", folders, tmp_path / "out", **{"fedweit.kb": "all_previous"})
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_after_classes_came(folders, tmp_path, monkeypatch):
+    """The list is stored before any site hears of it: sites are asked for the same round again and
+    have the classes under the same numbers, though only one of them is there to name its own."""
+    month(folders, 1)
+    out = tmp_path / "out"
+    agreed = growing.federation("fedavg", NAMES[:2], AGREED, **LINEAR)
+    server.serve(grid_of(folders, NAMES[:2]), agreed, out)
+    month(folders, 2)
+    with monkeypatch.context() as patch:
+
+        def dies(directory, *rest):
+            if directory == out:
+                raise KeyboardInterrupt
+            save(directory, *rest)
+
+        save = checkpoint.save
+        patch.setattr(checkpoint, "save", dies)
+        with pytest.raises(KeyboardInterrupt):
+            server.serve(grid_of(folders, NAMES[:2]), agreed, out)
+    result = server.serve(grid_of(folders, ["lyon"]), agreed, out)
+    assert result.config.federation.classes == ["c0", "c1", "c2", "c3"]
+    assert result.sites_left_out == {"berlin": "was never there"}
+    result = server.serve(grid_of(folders, NAMES[:2]), agreed, out)
+    assert result.sites_left_out == {} and np.isfinite(result.acc[0, 1, 1]).all()

@@ -1,0 +1,98 @@
+"""Sites whose data grows month by month, and one simulation that knows all of it beforehand."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from fedmes import config
+from fedmes.experiment import prepare, runner
+
+WIDTH = 6
+TRAIN, TEST = 8, 4  # samples of a class
+# per month, each site's classes; the second month brings c2 and c3, and a further site
+MONTHS = (
+    {"berlin": (0, 1), "lyon": (1, 0)},
+    {"berlin": (0, 2), "lyon": (3, 1), "turin": (2, 1)},
+)
+OPTIONS = {
+    "rounds": 1,
+    "epochs": 1,
+    "batch": 8,
+    "model.name": "mlp",
+    "model.width": 6,
+    "memory.size": 6,
+    "memory.policy": "ring",
+    "engine.precision": "float64",
+    "tasks": 2,
+}
+
+
+def samples(site, month, labels):
+    """Vectors around a direction per class, for training and for testing."""
+    rng = np.random.default_rng([sum(map(ord, site)), month])
+    y = np.repeat(labels, TRAIN + TEST)
+    x = np.eye(WIDTH)[y] + 0.3 * rng.normal(size=(len(y), WIDTH))
+    split = np.tile(np.repeat([0, 1], [TRAIN, TEST]), len(labels))
+    return {
+        "x": x.astype(np.float32),
+        "y": np.array([f"c{label}" for label in y]),
+        "task": np.full(len(y), f"2025-{month + 1:02}"),
+        "client": np.full(len(y), site),
+        "split": split,
+    }
+
+
+def write(path, sites, months):
+    """The data of some sites from the first months, in one file."""
+    parts = [
+        samples(site, month, labels)
+        for month in range(months)
+        for site, labels in MONTHS[month].items()
+        if site in sites
+    ]
+    np.savez(path, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def site_folder(folder, name):
+    """A site's folder without a key; its data is beside it."""
+    folder.mkdir()
+    data = folder.with_suffix(".npz")
+    (folder / "site.toml").write_text(
+        f"name = {json.dumps(name)}\ndata = {json.dumps(str(data))}\n"
+    )
+    return folder
+
+
+def federation(method, sites, classes, **more):
+    agreed = {
+        "method": method,
+        "federation.sites": list(sites),
+        "federation.classes": list(classes),
+        "federation.shape": [WIDTH],
+    }
+    return config.load(None, OPTIONS | agreed | more)
+
+
+def simulation(out, method, monkeypatch, **more):
+    """All months and sites in one run, with the heads of new classes as they begin when they are
+    added. Turin begins in the second month."""
+    write(out.with_suffix(".npz"), ("berlin", "lyon", "turin"), len(MONTHS))
+    opened, streams = prepare.open_source, prepare.open_streams
+
+    def in_parts(asked):
+        return replace(opened(asked), earlier=(2,))
+
+    def late(asked, source):
+        position = np.array([[0, 0, -1], [1, 1, 0]])
+        active = (position >= 0).astype(np.int64)
+        (stream,) = streams(asked, source)
+        return [replace(stream, position=position, active=active)]
+
+    monkeypatch.setattr(prepare, "open_source", in_parts)
+    monkeypatch.setattr(prepare, "open_streams", late)
+    asked = OPTIONS | {"method": method, "data.path": str(out.with_suffix(".npz"))} | more
+    asked |= {"engine.name": "loop"}
+    prepared = prepare.prepare(config.load(None, asked))
+    monkeypatch.undo()
+    return runner.execute(prepared, out)
