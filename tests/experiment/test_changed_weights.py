@@ -108,6 +108,32 @@ def test_a_finished_run_goes_on_with_its_own_weights_alone(here, command):
     assert "reused" in command(*extend)[2]
 
 
+def test_a_client_on_another_machine_is_told_where_its_weights_are(here, command):
+    fedmes.run(out="run", **options("loop"))
+    about = json.loads((here / "run/seed0/client0/client.json").read_text())
+    client = (here / "run/seed0/client0").rename(here / "client")
+    np.save("new.npy", np.random.default_rng(0).integers(0, 255, (2, 8, 8, 3), dtype=np.uint8))
+    before = command("predict", "client", "new.npy")
+    assert before[0] == 0
+
+    (here / "w.pth").rename(here / "moved.pth")
+    assert command("predict", "client", "new.npy") == (
+        2,
+        "",
+        "error: client: its pretrained weights were in w.pth, which is not here; "
+        "say where they are now with --weights FILE (in Python: weights=...)\n",
+    )
+    assert command("predict", "client", "new.npy", "--weights", "moved.pth") == before
+    found = fedmes.load_client(client, weights="moved.pth")
+    assert found.config.model.weights == "moved.pth"
+
+    write_weights(here / "other.pth", 1)
+    status, _, err = command("predict", "client", "new.npy", "--weights", "other.pth")
+    assert status == 2
+    hashes = re.search(r"SHA-256 ([0-9a-f]{64}), here ([0-9a-f]{64})", err)
+    assert hashes[1] == about["frozen_sha256"] != hashes[2]
+
+
 def test_runs_that_train_everything_have_no_such_hash(here):
     plain = {"model.name": "mlp", "model.size": None}
     assert "frozen" not in prepare(config.load(None, TINY | plain)).made_from

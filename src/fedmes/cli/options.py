@@ -64,6 +64,10 @@ CustomMethod = Annotated[
 CustomModel = Annotated[
     str | None, typer.Option(metavar="FILE.py:Name", help="path to a custom model")
 ]
+MovedWeights = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="where the pretrained network's weights are now"),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmes.cli.options import CustomMethod, CustomModel
+from fedmes.cli.options import CustomMethod, CustomModel, MovedWeights
 from fedmes.cli.terminal import wide_console
 from fedmes.common.text import printable
 from fedmes.errors import UserError
@@ -50,6 +50,7 @@ def predict(
     source: Source = None,
     model: CustomModel = None,
     method: CustomMethod = None,
+    weights: MovedWeights = None,
     json: Annotated[
         bool, typer.Option("--json", help="print JSON with all details of every image")
     ] = False,
@@ -65,7 +66,7 @@ def predict(
         from fedmes.prediction import picture  # imports matplotlib, which is slow
 
         picture.check(show)
-    client = load_client(directory, model=model, method=method)
+    client = load_client(directory, model=model, method=method, weights=weights)
     found: list[tuple[str, Prediction]] = []
     shown: list[tuple[Item, Prediction]] = []
     skipped: list[tuple[str, str]] = []

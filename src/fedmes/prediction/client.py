@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -231,14 +232,19 @@ def load_client(
     *,
     model: str | Callable[..., nn.Module] | None = None,
     method: str | Callable[..., Method] | None = None,
+    weights: str | Path | None = None,
 ) -> Client:
     """Open a client directory.
 
     `model`, `method`: the class, or `path/to/file.py:Name`, where the client was trained with a
     custom one. Nothing is imported because a directory names it: it may come from anywhere.
+    `weights`: where the file with the pretrained network's weights is now.
     """
     directory = Path(directory)
     stored = client_dir.read_client(directory)
+    if weights is not None:
+        moved = stored.config.with_({"model.weights": str(weights)})
+        stored = replace(stored, config=moved)
     config = stored.config
     make_model = makers.model(config.model.name, model, directory)
     make_method = makers.method(config.method, method, directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ def stored_network(make_model: Callable[..., nn.Module], stored: Stored, check_f
     start = keyed_random.seed62(config.seeds[0], "init")  # what is frozen begins as in training
     name = config.model.name
     options = networks.options(config)
+    _refuse_lost_weights(config.model.weights)
     if check_first:
         outline = networks.outline(make_model, name, shape, classes, options)
         _compare(_trained(outline, about), stored)
@@ -88,6 +90,14 @@ def stored_network(make_model: Callable[..., nn.Module], stored: Stored, check_f
             f"(SHA-256 {about.frozen_sha256}, here {net.frozen_sha256})"
         )
     return net
+
+
+def _refuse_lost_weights(weights: str | None) -> None:
+    if weights not in (None, "pretrained", "none") and not Path(weights).is_file():
+        raise UserError(
+            f"its pretrained weights were in {weights}, which is not here; "
+            "say where they are now with --weights FILE (in Python: weights=...)"
+        )
 
 
 def split_front(net: Net, about: About) -> nn.Module | None:

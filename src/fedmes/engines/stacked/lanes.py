@@ -204,8 +204,10 @@ class Lane:
         options: dict[str, Any] = {"cpp_wrapper": True}
         if cuda:
             options = _repeatable()
+        # Not on a CPU: what torch counts for `fullgraph` is one number for all threads, and lanes
+        # that step at the same time would spoil it for each other.
         step: Callable[[], object] = torch.compile(
-            with_own_code(self.step), fullgraph=True, dynamic=False, options=options
+            with_own_code(self.step), fullgraph=cuda, dynamic=False, options=options
         )
         kernels: AbstractContextManager[None] = nullcontext()
         if cuda and self.method.net.compute is torch.bfloat16:
