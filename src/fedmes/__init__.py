@@ -10,7 +10,7 @@ from fedmes.version import __version__
 
 if TYPE_CHECKING:
     from fedmes.api.result import Result, Results
-    from fedmes.api.runs import compare, extend, load, resume, run
+    from fedmes.api.runs import compare, extend, forget, load, resume, run
     from fedmes.api.stream import stream
     from fedmes.experiment.recorder import Progress
     from fedmes.prediction.client import load_client
@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "compare",
     "extend",
+    "forget",
     "load",
     "load_client",
     "report",
@@ -39,6 +40,7 @@ _PLACES = {
     "Results": "fedmes.api.result",
     "compare": "fedmes.api.runs",
     "extend": "fedmes.api.runs",
+    "forget": "fedmes.api.runs",
     "load": "fedmes.api.runs",
     "load_client": "fedmes.prediction.client",
     "resume": "fedmes.api.runs",

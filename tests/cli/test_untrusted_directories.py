@@ -67,6 +67,7 @@ def names_its_own(gift, kind):
 COMMANDS = {
     "resume": ("resume", "gift"),
     "extend": ("extend", "gift", "--data", "MORE", "--out", "new"),
+    "forget": ("forget", "gift", "--client", "0", "--out", "new"),
     "run": ("run", "gift/config.toml", "--out", "new"),
     "run --resume": (
         "run",

@@ -19,6 +19,7 @@ from fedmes.config.signature import with_options
 from fedmes.config.trust import check_trust
 from fedmes.data import in_memory
 from fedmes.experiment import comparison, runner
+from fedmes.experiment.forget import forgotten
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.experiment.recorder import Listener, Progress
 from fedmes.methods import METHODS
@@ -144,6 +145,24 @@ def extend(
     given = runner.named_here(method=method, model=model)
     prepared, state = runner.extended(Path(directory), Path(data), given, trust)
     show = partial(_listening, _listed(on_progress), True)
+    return _execute(prepared, as_path(out), show, resume=True, again=again, state=state)
+
+
+def forget(
+    directory: Place,
+    clients: Sequence[str],
+    *,
+    out: Place | None = None,
+    again: bool = False,
+    trust: bool = False,
+    method: Custom = None,
+    model: Custom = None,
+) -> Result:
+    """Take clients, by name or number, out of a finished run, as `fedmes forget` does. `method`,
+    `model`, `trust`: as of `extend`."""
+    given = runner.named_here(method=method, model=model)
+    prepared, state = forgotten(Path(directory), clients, given, trust)
+    show = partial(_listening, [], False)
     return _execute(prepared, as_path(out), show, resume=True, again=again, state=state)
 
 

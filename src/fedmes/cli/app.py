@@ -34,6 +34,10 @@ COMMANDS = {
         "Resume the interrupted run in DIR; the result is identical to an uninterrupted one.",
     ),
     "extend": ("run", "Continue the finished run in DIR with new tasks."),
+    "forget": (
+        "run",
+        "Take clients out of the finished run in DIR, as if they had never been there.",
+    ),
     "compare": (
         "run",
         "Compare several methods on the same splits and initial weights; finished runs are reused.",

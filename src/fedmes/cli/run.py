@@ -1,4 +1,4 @@
-"""`fedmes run`, `resume`, `extend` and `compare`."""
+"""`fedmes run`, `resume`, `extend`, `forget` and `compare`."""
 
 from __future__ import annotations
 
@@ -88,6 +88,34 @@ def extend(
 
     given = runner.named_here(method=method, model=model)
     prepared, state = runner.extended(directory, data, given, trust)
+    _run(prepared, out, quiet, True, again, state=state)
+
+
+@app.command(epilog="Example: fedmes forget runs/mine --client north --out runs/mine-without-north")
+def forget(
+    directory: options.Directory,
+    clients: Annotated[
+        list[str],
+        typer.Option(
+            "--client", metavar="NAME|N", help="client by name or number; may be repeated"
+        ),
+    ],
+    out: options.Out = None,
+    method: options.CustomMethod = None,
+    model: options.CustomModel = None,
+    again: options.Again = False,
+    trust: options.Trust = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Take clients out of the finished run in DIR, as if they had never been there.
+
+    DIR is not changed; the result is a run of the others.
+    """
+    from fedmes.experiment import runner
+    from fedmes.experiment.forget import forgotten
+
+    given = runner.named_here(method=method, model=model)
+    prepared, state = forgotten(directory, clients, given, trust)
     _run(prepared, out, quiet, True, again, state=state)
 
 

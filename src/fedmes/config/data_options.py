@@ -31,6 +31,12 @@ class Data(Section):
         "Written by `fedmes extend`.",
         unset="none",
     )
+    without: list[str] = option(
+        [],
+        "clients of the data that take no part, a list of names. `clients` counts the others. "
+        "Written by `fedmes forget`.",
+        unset="none",
+    )
     image_size: Positive | None = option(
         None,
         "side length in pixels to which images are resized. For `synthetic`, the size of the "
@@ -55,6 +61,13 @@ class Data(Section):
         "tasks of fusion-40. `single`: the classes of a task come from one source; `mixed`: from "
         "all sources.",
     )
+
+    @field_validator("without")
+    @classmethod
+    def _distinct(cls, without: list[str]) -> list[str]:
+        if len(set(without)) < len(without):
+            raise ValueError("a client is named twice")
+        return without
 
 
 class StreamOptions(Section):

@@ -59,6 +59,7 @@ class DataKeys(TypedDict, total=False):
 
     path: str | None
     more: list[str]
+    without: list[str]
     image_size: int | None
     fit: Literal["stretch", "crop"] | None
     core50_labels: Literal["sessions", "objects"]

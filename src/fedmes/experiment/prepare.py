@@ -271,7 +271,7 @@ def agreement(config: Config) -> Config:
     on is read from the data, of which the server then needs nothing more."""
     config = pretrained.with_image_size(config)
     source = open_source(config)
-    stream = source.stream(config.seeds[0])
+    stream = source.stream(config.seeds[0]).without(config.data.without)
     make_model = makers(config, None, model_name(config, source.dataset.shape))["model"]
     agreed: dict[str, Any] = {
         "federation.sites": [client.name for client in stream.clients],
@@ -288,6 +288,7 @@ def agreement(config: Config) -> Config:
         agreed["federation.std"] = list(normalisation.std[0])
     content = config.with_(agreed).as_dict()
     content["data"].pop("path")
+    content["data"].pop("without")
     return Config.model_validate(content)
 
 
@@ -304,9 +305,10 @@ def open_source(config: Config, table: Table | None = None) -> Source:
         source = custom.open_table(_in_memory(config, table), rounds, arrival)
     elif config.data.path is not None:
         source = custom.open_custom(Path(config.data.path), size, rounds, arrival, fit)
-    elif (first := config.tasks - most_tasks(tables)) > 0:
-        limits.check_schedule(config.clients, config.tasks * config.rounds)
-        source = open_benchmark(config.with_({"tasks": first}))
+    elif (first := config.tasks - most_tasks(tables, config.data.without)) > 0:
+        divided_among = config.clients + len(config.data.without)
+        limits.check_schedule(divided_among, config.tasks * config.rounds)
+        source = open_benchmark(config.with_({"tasks": first, "clients": divided_among}))
     else:
         raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
     for path, table in zip(config.data.more, tables, strict=True):
@@ -339,7 +341,8 @@ def open_streams(config: Config, source: Source) -> list[Stream]:
     streams = []
     for seed in config.seeds:
         stream = source.stream(seed)
-        streams.append(with_absences(stream, config.server.fraction, config.faults.drop))
+        stream = with_absences(stream, config.server.fraction, config.faults.drop)
+        streams.append(stream.without(config.data.without))
     return streams
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -139,6 +139,19 @@ class Recorder:
         # Old checkpoints do not say; all clients are then taken to be in the same round at the same
         # time.
         self.slowest_seconds = float(about.get("slowest_seconds", _slowest_in_lockstep(self.rows)))
+
+    def of_clients(self, config: Config, kept: Sequence[int]) -> Recorder:
+        """The rounds of these clients alone, in the numbers of their run; scores may depend on
+        others, and are not in it."""
+        numbers = {k: number for number, k in enumerate(kept)}
+        found = Recorder(config)
+        for row in self.rows:
+            if row.client in numbers:
+                found.rows.append(replace(row, client=numbers[row.client]))
+        found.seconds = dict(self.seconds)
+        found.slowest_bytes = self.slowest_bytes
+        found.slowest_seconds = self.slowest_seconds
+        return found
 
     def record(self, rows: list[RoundRow], scores: list[Score]) -> None:
         """A round: what each client did, and the scores of those that ended a task."""

@@ -64,6 +64,26 @@ def of_directory(directory: Path, given: Mapping[str, Any], trust: bool, command
     return config
 
 
+def finished_run(
+    directory: Path, given: Mapping[str, Any], trust: bool, command: str
+) -> tuple[Config, Result, State]:
+    """A run that is over: its configuration, its result and its last state."""
+    config = of_directory(directory, given, trust, command)
+    if not (directory / "result.json").is_file():
+        first = run_dir.resume_command(directory, config)
+        raise UserError(f"{command}: the run in {directory} is not finished; first: {first}")
+    result = run_dir.load(directory)
+    if result.stopped:
+        first = run_dir.resume_command(directory, config)
+        raise UserError(f"{command}: the run in {directory} was {result.stopped}; first: {first}")
+    if (state := checkpoint.latest(directory)) is None:
+        raise UserError(
+            f"{command}: {directory} keeps no state to continue from, "
+            "as with output.models=none or checkpoint.every=never"
+        )
+    return config, result, state
+
+
 def extended(
     directory: Path,
     data: Path,
@@ -71,16 +91,9 @@ def extended(
     trust: bool = False,
 ) -> tuple[Prepared, State]:
     """A finished run with further tasks after its own, and its last state."""
-    before = of_directory(directory, given or {}, trust, "extend")
-    if not (directory / "result.json").is_file():
-        first = run_dir.resume_command(directory, before)
-        raise UserError(f"extend: the run in {directory} is not finished; first: {first}")
+    before, result, state = finished_run(directory, given or {}, trust, "extend")
     source = open_source(before)
     streams = open_streams(before, source)
-    result = run_dir.load(directory)
-    if result.stopped:
-        first = run_dir.resume_command(directory, before)
-        raise UserError(f"extend: the run in {directory} was {result.stopped}; first: {first}")
     if combined_sha256(streams) != result.split_sha256:
         raise UserError(
             f"extend: the data of {directory} has changed since; "
@@ -89,11 +102,6 @@ def extended(
     remedy = "run it again first, with --again"
     hashes = made_from(before, makers(before, given), source.dataset)
     refuse(directory, changed(result.made_from, hashes, before), remedy)
-    if (state := checkpoint.latest(directory)) is None:
-        raise UserError(
-            f"extend: {directory} keeps no state to continue from, "
-            "as with output.models=none or checkpoint.every=never"
-        )
     content = run_dir.comparable(before)
     more = [*before.data.more, str(data.resolve())]
     content.setdefault("data", {})["more"] = more
@@ -104,7 +112,7 @@ def extended(
         tables = [
             custom.read(Path(path), data_options.image_size, data_options.fit) for path in more
         ]
-        content["tasks"] = streams[0].known(0)[0] + most_tasks(tables)
+        content["tasks"] = streams[0].known(0)[0] + most_tasks(tables, before.data.without)
     prepared = prepare(configuration.stored(content, directory), given)
     refuse(directory, changed(result.made_from, frozen_hash(prepared.method), before), remedy)
     return prepared, state
@@ -172,7 +180,7 @@ def execute(
             )
             finish = partial(_train_and_write, prepared, training, directory)
             if flower is None:
-                result = finish(_engine(prepared))
+                result = finish(local_engine(prepared))
             else:
                 result = flower.with_sites(prepared, place, resume, grid, finish)
         if place != directory:
@@ -231,7 +239,8 @@ def _resumes(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool
     return not changes
 
 
-def _engine(prepared: Prepared) -> Engine:
+def local_engine(prepared: Prepared) -> Engine:
+    """For a run in this process."""
     parts = (prepared.method, prepared.federations, prepared.samples)
     if prepared.config.engine.name == "loop":
         return LoopEngine(*parts, prepared.protocols)

@@ -160,26 +160,27 @@ def _begin(engine: Engine, recorder: Recorder, training: Training) -> int:
     directory = training.directory
     found = checkpoint.latest(directory) if training.resume else None
     if found is not None:
-        return _restored(engine, recorder, found, training)
+        return restored(engine, recorder, found, training.total, directory)
     checkpoint.clear(directory)
     if training.state is None:
         return 0
     tensors, about = training.state
     checkpoint.save(directory, int(about["rounds_done"]), tensors, about | training.about())
-    return _restored(engine, recorder, training.state, training)
+    return restored(engine, recorder, training.state, training.total, directory)
 
 
-def _restored(engine: Engine, recorder: Recorder, state: State, training: Training) -> int:
+def restored(
+    engine: Engine, recorder: Recorder, state: State, total: int | None, directory: Path
+) -> int:
     """Engine and recorder continue from a state; how many rounds are done."""
     tensors, about = state
     try:
-        _check(state, training.config, training.total)
+        _check(state, recorder.config, total)
         engine.restore(tensors)
         recorder.restore(tensors, about)
         return int(about["rounds_done"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        place = training.directory
-        raise UserError(f"{place}: its checkpoint does not fit the run ({error})") from None
+        raise UserError(f"{directory}: its checkpoint does not fit the run ({error})") from None
 
 
 def _check(state: State, config: Config, total: int | None) -> None:

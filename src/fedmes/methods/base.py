@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedmes.config.loading import method_options
 from fedmes.config.method_options import MethodOptions
+from fedmes.errors import UserError
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors
 
@@ -122,6 +123,14 @@ class Method:
         """The server's new state. Uploads are stacked by client, [n, ...]; `present` [n] marks the
         clients that took part and sent something usable: the others must not count."""
         raise NotImplementedError
+
+    def without(self, server: Tensors, state: Tensors) -> Tensors:
+        """The server's state as if the client with this state had never sent anything, to the last
+        bit. Most methods mix what clients send, and do not know."""
+        raise UserError(
+            f"method {self.config.method_name}: what a client sent cannot be taken out again; "
+            "fedstats can (docs/privacy.md)"
+        )
 
     def sent_down(self, server: Tensors) -> tuple[Tensors, Tensors]:
         """What a client receives in every round, and what in addition in the first round of each

@@ -82,6 +82,9 @@ class FedStats(FedAvg):
             total[name] = so_far + sent.double().sum(0)
         return total
 
+    def without(self, server: Tensors, state: Tensors) -> Tensors:
+        return {name: total - state[f"own.{name}"] for name, total in server.items()}
+
     # on a client
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         sums = self.no_sums(params["head.weight"])

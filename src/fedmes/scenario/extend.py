@@ -17,12 +17,15 @@ from fedmes.scenario.custom import partition
 from fedmes.scenario.source import Source
 
 
-def most_tasks(tables: Sequence[Table]) -> int:
-    """The largest number of tasks that one client has in all these tables together."""
+def most_tasks(tables: Sequence[Table], without: Sequence[str]) -> int:
+    """The largest number of tasks that one client has in all these tables together, but for clients
+    that take no part."""
     counts: Counter[str] = Counter()
     for table in tables:
         pairs = np.unique(np.stack([table.client, table.task]), axis=1)
         counts.update(table.client_names[k] for k in pairs[0].tolist())
+    for name in without:
+        counts.pop(name, None)
     return max(counts.values(), default=0)
 
 

@@ -104,6 +104,26 @@ class Stream:
             parts=(*self.parts, len(self.position)),
         )
 
+    def without(self, names: Sequence[str]) -> Stream:
+        """As if these clients had never been there; nothing changes for the others."""
+        if not names:
+            return self
+        there = [client.name for client in self.clients]
+        for name in names:
+            if name not in there:
+                known = ", ".join(there)[:200]
+                raise UserError(f"data.without: there is no client {name}; there are {known}")
+        kept = [k for k, name in enumerate(there) if name not in names]
+        if not kept:
+            raise UserError("data.without: no client is left")
+        return replace(
+            self,
+            clients=tuple(self.clients[k] for k in kept),
+            position=self.position[:, kept],
+            active=self.active[:, kept],
+            notes=(*self.notes, f"without {', '.join(names)} (data.without)"),
+        )
+
     def relabelled(self, classes: int) -> Stream:
         """With class ids modulo the number of classes, so that tasks share their classes."""
         clients = []

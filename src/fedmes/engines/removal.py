@@ -1,0 +1,48 @@
+"""What an engine's snapshot would be if some of its clients had never been there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from operator import itemgetter
+
+from torch.func import vmap
+
+from fedmes.methods.base import Method
+from fedmes.tensors import Tensors, map_entries, pick, put
+
+
+def without(method: Method, snapshot: Tensors, gone: Collection[int]) -> Tensors:
+    """The others are numbered anew. The snapshot is of the loop or the stacked engine, whichever
+    the method's configuration names."""
+    seeds, clients = snapshot["learned"].shape
+    kept = [k for k in range(clients) if k not in gone]
+    found = {"learned": snapshot["learned"][:, kept]}
+    if method.config.engine.name == "stacked":
+        return found | _of_all(method, snapshot, gone, kept)
+    for s in range(seeds):
+        found |= _of_seed(method, snapshot, s, gone, kept)
+    return found
+
+
+def _of_all(
+    method: Method, snapshot: Tensors, gone: Collection[int], kept: Sequence[int]
+) -> Tensors:
+    """Entries of all seeds and clients in one, [seed, client, ...]."""
+    server = pick(snapshot, "server")
+    states = pick(snapshot, "client")
+    for k in gone:
+        server = vmap(method.without)(server, map_entries(itemgetter((slice(None), k)), states))
+    return put("server", server) | put("client", map_entries(lambda t: t[:, kept], states))
+
+
+def _of_seed(
+    method: Method, snapshot: Tensors, s: int, gone: Collection[int], kept: Sequence[int]
+) -> Tensors:
+    """Entries of each client under its number."""
+    server = pick(snapshot, f"server.{s}")
+    for k in gone:
+        server = method.without(server, pick(snapshot, f"client.{s}.{k}"))
+    found = put(f"server.{s}", server)
+    for number, k in enumerate(kept):
+        found |= put(f"client.{s}.{number}", pick(snapshot, f"client.{s}.{k}"))
+    return found
