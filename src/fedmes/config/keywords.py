@@ -216,7 +216,9 @@ class FederationKeys(TypedDict, total=False):
 
     name: str
     sites: list[str]
+    former: list[str]
     classes: list[str]
+    earlier: list[int]
     shape: list[int]
     mean: list[float]
     std: list[float]
