@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,6 @@ from fedmes.config.options import Config
 
 if TYPE_CHECKING:
     from fedmes.experiment.prepare import Prepared
-    from fedmes.experiment.recorder import Listener, Progress
     from fedmes.experiment.train import State
     from fedmes.results.run_dir import Result
 
@@ -35,7 +33,7 @@ def run(
     again: options.Again = False,
     trust: bool = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="also write event files to DIR/tensorboard")
+        bool, typer.Option("--tensorboard", help="the same as --set output.tracker=tensorboard")
     ] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -45,7 +43,9 @@ def run(
 
     if resume:
         config = runner.as_stored(config, out, trust)
-    _run(prepare(config), out, quiet, resume, again, tensorboard)
+    if tensorboard:
+        config = config.with_({"output.tracker": "tensorboard"})
+    _run(prepare(config), out, quiet, resume, again)
 
 
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")
@@ -157,18 +157,12 @@ def _run(
     quiet: bool,
     resume: bool,
     again: bool,
-    tensorboard: bool = False,
     state: State | None = None,
 ) -> None:
-    from fedmes.experiment.tensorboard import event_files
     from fedmes.results import run_dir
 
     directory = out or run_dir.default_directory(prepared.config)
-    events: AbstractContextManager[Listener | None] = nullcontext()
-    if tensorboard:
-        events = event_files(directory / "tensorboard", prepared.config.seeds)
-    with events as listener:
-        result = train(prepared, directory, quiet, resume, listener, state, again)
+    result = train(prepared, directory, quiet, resume, state, again)
     if result.reused:
         print(
             f"{directory}: this run is finished; its result is reused (--again runs it again)",
@@ -182,7 +176,6 @@ def train(
     directory: Path,
     quiet: bool,
     resume: bool,
-    besides: Listener | None = None,
     state: State | None = None,
     again: bool = False,
 ) -> Result:
@@ -193,10 +186,4 @@ def train(
         terminal.progress(quiet, prepared.config.method) as bar,
         terminal.stop_on_signals() as stop,
     ):
-
-        def tell(now: Progress) -> None:
-            for listener in (besides, bar):
-                if listener is not None:
-                    listener(now)
-
-        return runner.execute(prepared, directory, tell, resume, stop, state, again=again)
+        return runner.execute(prepared, directory, bar, resume, stop, state, again=again)

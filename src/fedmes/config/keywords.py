@@ -236,6 +236,7 @@ class OutputKeys(TypedDict, total=False):
     """What a run writes."""
 
     models: Literal["all", "none"]
+    tracker: Literal["none", "tensorboard", "mlflow", "wandb"]
     predictions: bool
 
 

@@ -79,6 +79,11 @@ class Output(Section):
     models: Literal["all", "none"] = option(
         "all", "`none` writes neither weights nor client directories"
     )
+    tracker: Literal["none", "tensorboard", "mlflow", "wandb"] = option(
+        "none",
+        "none, tensorboard, mlflow or wandb (Weights & Biases): where the numbers of each round "
+        "also go, by default to a folder of that name in the run's directory (docs/results.md).",
+    )
     predictions: bool = option(
         False,
         "true keeps the answers of every client after its last task to all its test samples, in "

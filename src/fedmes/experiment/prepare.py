@@ -25,7 +25,7 @@ from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
-from fedmes.experiment import pretrained, rehearsal
+from fedmes.experiment import pretrained, rehearsal, trackers
 from fedmes.experiment.features import (
     FEW,
     few_rows,
@@ -74,6 +74,7 @@ def prepare(
     options of further evaluation protocols for the same training, by name."""
     given = dict(given or {})
     table = given.pop("data", None)
+    trackers.check(config)
     if "method" not in given:  # a wrong name is reported before data is read
         given["method"] = plugins.resolve("method", config.method, METHODS)
     config = pretrained.with_image_size(config, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from fedmes.config.options import Config
 from fedmes.engines.base import Engine
 from fedmes.engines.devices import numerics
 from fedmes.errors import Stopped, UserError
+from fedmes.experiment import trackers
 from fedmes.experiment.journal import Journal
 from fedmes.experiment.recorder import Listener, Recorder
 from fedmes.results import checkpoint, run_dir
@@ -82,7 +83,16 @@ class Training:
 
 
 def train(engine: Engine, training: Training) -> Recorder:
-    """Round after round, with checkpoints."""
+    """Round after round, with checkpoints, followed by a tracker where one is asked for."""
+    home = training.directory
+    if home.name == run_dir.AGAIN:
+        home = home.parent
+    with trackers.following(training.config, home) as tracker:
+        listeners = list(filter(None, (tracker, training.on_progress)))
+        return _rounds(engine, training, listeners)
+
+
+def _rounds(engine: Engine, training: Training, listeners: Sequence[Listener]) -> Recorder:
     began = time.perf_counter()
     config = training.config
     if config.device == "cuda":
@@ -109,9 +119,9 @@ def train(engine: Engine, training: Training) -> Recorder:
         recorder.record(rows, scores)
         g += 1
         now = training.journal.round(recorder.progress(g, training.total, scores), engine, scores)
-        if training.on_progress is not None:
-            training.on_progress(now)
-            recorder.heard(now)
+        for listener in listeners:
+            listener(now)
+        recorder.heard(now)
         if recorder.stopped:
             saver.save(g)
             return recorder

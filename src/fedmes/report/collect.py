@@ -29,6 +29,7 @@ from fedmes.results.run_dir import Result
 from fedmes.version import __version__
 
 RUN_FILES = ("config.toml", "result.json", "accuracy.npz", "rounds.csv")
+NEW_METRICS = {"bwt"}  # which results of earlier versions do not have
 DEPTH = 3  # runs/ holds compare's folder, which holds the methods' folders
 
 
@@ -232,7 +233,8 @@ def title_of(config: Config) -> str:
 
 def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return one.keys() == two.keys() and all(_equal(one[key], two[key]) for key in one)
+        older = one.keys() | (NEW_METRICS & two.keys()) == two.keys()
+        return older and all(_equal(one[key], two[key]) for key in one)
     if isinstance(one, list) and isinstance(two, list):
         return len(one) == len(two) and all(map(_equal, one, two))
     if isinstance(one, float | int) and isinstance(two, float | int):

@@ -251,6 +251,7 @@ def default_directory(config: Config) -> Path:
     """A name with benchmark and method, and a hash of the configuration."""
     content = config.as_dict()
     content["engine"].pop("stack")  # what fits in memory at the moment is no part of what is run
+    content["output"].pop("tracker")  # nor is who follows it
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / f"{config.benchmark}-{config.method_name}-{digest}"
 
@@ -381,6 +382,6 @@ def _differences(
     differing = []
     for key in sorted(keys):
         stored = there.get(key, defaults.get(key))
-        if stored != here.get(key):
+        if stored != here.get(key) and key != "output.tracker":  # who follows a run changes nothing
             differing.append(f"{key}: {stored} there, {here.get(key)} here")
     return differing
