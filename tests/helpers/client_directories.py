@@ -8,6 +8,7 @@ import torch
 import fedmes
 from fedmes import config
 from fedmes.experiment.prepare import prepare
+from fedmes.prediction.export import as_input
 
 
 def assert_predicts_what_was_scored(result, **options):
@@ -33,10 +34,9 @@ def assert_predicts_what_was_scored(result, **options):
 
 
 def assert_stands_alone(client, x, said):
-    """What is exported, before it becomes a file: pixels from 0 to 1, channels first."""
-    pixels = torch.from_numpy(x).movedim(-1, 1) / 255
+    """What is exported, before it becomes a file."""
     with torch.no_grad():
-        alone = client.standalone()(pixels).numpy()
+        alone = client.standalone()(as_input(x, client)).numpy()
     np.testing.assert_allclose(alone, said.probabilities, rtol=0, atol=1e-6)
 
 

@@ -124,6 +124,8 @@ def test_command(digits_run, tmp_path, monkeypatch, capsys):
 
     status, out, err = call(digits_run / "seed0/client0", "model.safetensors")
     assert (status, out, err) == (0, "model.safetensors: client 0, 10 classes\n", "")
-    status, out, err = call(digits_run, "model.onnx")
+    status, out, err = call(digits_run, "model.safetensors", "--client", "1")
+    assert (status, out, err) == (0, "model.safetensors: client 1, 10 classes\n", "")
+    status, out, err = call(tmp_path, "model.onnx")
     assert (status, out) == (2, "")
     assert "holds no client.json" in err

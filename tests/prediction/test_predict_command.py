@@ -1,6 +1,7 @@
 """`fedmes predict`: for a reader, as JSON, and when there is nothing to say."""
 
 import json
+import shutil
 import sys
 from collections import Counter
 
@@ -10,6 +11,7 @@ from PIL import Image
 import fedmes
 from fedmes.cli import app as cli
 from fedmes.data import digits as digits_data
+from helpers.client_directories import edit
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_command_as_json_has_everything(command, digits_run, images, tmp_path):
     ]
     assert content["images"] == [one.as_dict() for one in said]
     assert set(content["images"][0]) == {
-        "label", "probability", "network", "memory", "neighbours", "probabilities"
+        "label", "probability", "network", "memory", "neighbours", "probabilities", "unlike"
     }  # fmt: skip
     assert set(content["images"][0]["neighbours"][0]) == {"index", "label", "task", "distance"}
 
@@ -86,6 +88,30 @@ def test_command_sums_up_many_images(command, digits_run, images):
     assert {label: int(count) for label, count, _ in table} == Counter(said.labels)
     agree = (said.network.argmax(1) == said.memory.argmax(1)).sum()
     assert f"network and memory agree about {agree} of 30" in out
+
+
+def test_clients_by_name(command, digits_run, images, tmp_path):
+    edit_name(tmp_path / "run", digits_run, ["berlin", "rome"])
+    status, by_name, err = command(tmp_path / "run", images, "--client", "rome", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(by_name)["client"]["name"] == "rome"
+    _, in_seed, _ = command(tmp_path / "run/seed0", images, "--client", "rome", "--json")
+    assert in_seed == by_name
+    known = "there are seed0/client0 berlin, seed0/client1 rome\n"
+    for arguments, words in (
+        ([tmp_path / "run", images], f"run: say which client with --client NAME; {known}"),
+        ([tmp_path / "run", images, "--client", "x"], f"run has no client x; {known}"),
+        ([tmp_path / "run/seed0/client0", images, "--client", "x"], "is a client directory itself"),
+    ):
+        status, out, err = command(*arguments)
+        assert (status, out) == (2, "")
+        assert words in err
+
+
+def edit_name(folder, run, names):
+    for k, name in enumerate(names):
+        shutil.copytree(run / f"seed0/client{k}", folder / f"seed0/client{k}")
+        edit(folder / f"seed0/client{k}", lambda about, name=name: about.update(client=name))
 
 
 def test_command_with_nothing_to_say(command, digits_run, tmp_path):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmes.cli.options import CustomMethod, CustomModel
-from fedmes.cli.predict import Directory, Source
+from fedmes.cli.client import Opening, Source, opening
+from fedmes.cli.options import taking
 from fedmes.cli.terminal import wide_console
 from fedmes.common.text import printable, three
 
@@ -34,23 +34,21 @@ Out = Annotated[
 
 
 @app.command(epilog=f"Example: {EXAMPLE}")
+@taking(opening)
 def evaluate(
-    directory: Directory,
+    opened: Opening,
     data: Labelled,
     out: Out = None,
     source: Source = None,
-    model: CustomModel = None,
-    method: CustomMethod = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON with all numbers")] = False,
 ) -> None:
     """Evaluate a trained client on labelled images.
 
     Shows accuracies by class and by task, without a task id, and what is taken for what.
     """
-    from fedmes.prediction.client import load_client
     from fedmes.prediction.evaluation import evaluate as measure
 
-    found = measure(load_client(directory, model=model, method=method), data, source=source)
+    found = measure(opened(), data, source=source)
     for name, reason in found.skipped:
         print(printable(f"skipped: {name}: {reason}"), file=sys.stderr)
     if out is not None:

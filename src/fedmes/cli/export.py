@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedmes.cli.options import CustomMethod, CustomModel
-from fedmes.cli.predict import Directory, Source
+from fedmes.cli.client import Opening, Source, opening
+from fedmes.cli.options import taking
 
 app = typer.Typer()
 
@@ -21,22 +21,16 @@ File = Annotated[
 
 
 @app.command(epilog=f"Example: {EXAMPLE}")
-def export(
-    directory: Directory,
-    file: File,
-    source: Source = None,
-    model: CustomModel = None,
-    method: CustomMethod = None,
-) -> None:
+@taking(opening)
+def export(opened: Opening, file: File, source: Source = None) -> None:
     """Write a trained client to one file that other programs run (ONNX, PyTorch, safetensors).
 
     In it: normalisation, network, class names, and the memory's vote where the method has one.
     """
     from fedmes.cli.terminal import wide_console
-    from fedmes.prediction.client import load_client
     from fedmes.prediction.export import export as write
 
-    client = load_client(directory, model=model, method=method)
+    client = opened()
     apart = write(client, file, source)
     said = f"{file}: client {client.name}, {len(client.class_names)} classes"
     if apart is not None:

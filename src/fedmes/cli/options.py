@@ -120,12 +120,13 @@ def _first_argument(
         own.pop(next(iter(own)))
         taken = {parameter.name: parameter for parameter in listed}
         every = taken | own | taken  # what both have is as `make` takes it
+        needed_first = sorted(every.values(), key=lambda p: p.default is not p.empty)
 
         def run(**given: Any) -> None:
             first = make({name: given[name] for name in taken})
             command(first, **{name: given[name] for name in own})
 
-        run.__signature__ = inspect.Signature(list(every.values()))  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(needed_first)  # type: ignore[attr-defined]
         run.__annotations__ = {}  # typer has them from the signature
         run.__name__ = command.__name__
         run.__doc__ = command.__doc__

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmes.cli.options import CustomMethod, CustomModel, MovedWeights
+from fedmes.cli.client import Opening, Source, opening
+from fedmes.cli.options import taking
 from fedmes.cli.terminal import wide_console
 from fedmes.common.text import printable
 from fedmes.errors import UserError
@@ -23,18 +24,12 @@ app = typer.Typer()
 EXAMPLE = "fedmes predict runs/split-digits-fedmes-1a2b3c4d/seed0/client0 scans/ --show why.png"
 
 
-Directory = Annotated[
-    Path, typer.Argument(metavar="CLIENT_DIR", help="directory of a trained client")
-]
 Images = Annotated[
     list[Path],
     typer.Argument(metavar="IMAGE|DIR...", help="images, folders, or .npy and .npz arrays"),
 ]
 Task = Annotated[
     int | None, typer.Option(metavar="N", help="task id of all images, from 0, if known")
-]
-Source = Annotated[
-    int | None, typer.Option(metavar="N", help="data set of the images, if there are several")
 ]
 Figure = Annotated[
     Path | None,
@@ -43,14 +38,12 @@ Figure = Annotated[
 
 
 @app.command(epilog=f"Example: {EXAMPLE}")
+@taking(opening)
 def predict(
-    directory: Directory,
+    opened: Opening,
     paths: Images,
     task: Task = None,
     source: Source = None,
-    model: CustomModel = None,
-    method: CustomMethod = None,
-    weights: MovedWeights = None,
     json: Annotated[
         bool, typer.Option("--json", help="print JSON with all details of every image")
     ] = False,
@@ -60,13 +53,13 @@ def predict(
 
     Shows the network's and the memory's vote and the nearest stored samples.
     """
-    from fedmes.prediction.client import load_client, predict_files
+    from fedmes.prediction.client import predict_files
 
     if show is not None:
         from fedmes.prediction import picture  # imports matplotlib, which is slow
 
         picture.check(show)
-    client = load_client(directory, model=model, method=method, weights=weights)
+    client = opened()
     found: list[tuple[str, Prediction]] = []
     shown: list[tuple[Item, Prediction]] = []
     skipped: list[tuple[str, str]] = []

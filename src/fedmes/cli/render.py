@@ -203,6 +203,8 @@ def predictions(found: Sequence[tuple[str, Prediction]]) -> RenderableType:
     table.add_column("nearest stored samples (distance)", overflow="fold")
     for name, p in found:
         near = ", ".join(f"{n.label} ({n.distance:.3g})" for n in p.neighbours[:3]) or "-"
+        if p.unlike:
+            near += "; unlike everything stored"
         votes = (f"{p.probability:.3f}", _vote(p.network), _vote(p.memory))
         table.add_row(*map(_printable, (name, p.label, *votes, near)))
     return table
@@ -217,6 +219,8 @@ def _prediction_counts(found: Sequence[tuple[str, Prediction]]) -> RenderableTyp
         table.add_row(_printable(label), f"{len(shares):,}", f"{sum(shares) / len(shares):.3f}")
     agreed = [p.network.label == p.memory.label for _, p in found if p.memory is not None]
     lines = [f"{len(found):,} images in all; one by one with --json"]
+    if unlike := sum(p.unlike is True for _, p in found):
+        lines.insert(0, f"{unlike:,} of {len(found):,} unlike everything stored")
     if agreed:
         lines.insert(0, f"network and memory agree about {sum(agreed):,} of {len(agreed):,}")
     return Group(table, Text(), *map(Text, lines))

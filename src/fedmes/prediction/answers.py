@@ -46,9 +46,11 @@ class Prediction:
     probability: float
     network: Vote
     memory: Vote | None  # None: no stored sample votes
-    # the nearest stored samples, nearest first; they vote if their class is a candidate
+    # the nearest stored samples, nearest first; where the memory votes, those of candidates do
     neighbours: list[Neighbour]
     probabilities: dict[str, float]  # of all candidates
+    # further from the nearest stored sample than those are from each other; None: too few
+    unlike: bool | None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,8 +66,9 @@ class Predictions:
     probabilities: Floats  # [B, C]
     network: Floats  # [B, C] the network alone
     memory: Floats  # [B, C] the memory alone; all zero where it has no vote
-    index: NDArray[np.int64]  # [B, K] the nearest stored samples; K = 0 where none vote
+    index: NDArray[np.int64]  # [B, K] the nearest stored samples; K = 0 where none are stored
     distance: Floats  # [B, K]
+    unlike: NDArray[np.bool_] | None  # [B] unlike everything stored; None: cannot be said
     samples: NDArray[Any]  # [B, ...] what was predicted, as the client reads it
 
     @property
@@ -84,6 +87,9 @@ class Predictions:
         memory = None
         if self.memory[i].any():
             memory = self._vote(self.memory[i])
+        unlike = None
+        if self.unlike is not None:
+            unlike = bool(self.unlike[i])
         neighbours = []
         for j, distance in zip(self.index[i].tolist(), self.distance[i].tolist(), strict=True):
             label = names[self.client.voters.y[j]]
@@ -95,6 +101,7 @@ class Predictions:
             memory=memory,
             neighbours=neighbours,
             probabilities={names[c]: float(probabilities[c]) for c in np.flatnonzero(self.scope)},
+            unlike=unlike,
         )
 
     def show(self, first: int = 10) -> Figure:

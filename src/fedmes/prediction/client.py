@@ -22,6 +22,7 @@ from fedmes.models import networks
 from fedmes.prediction import display, inputs, makers
 from fedmes.prediction.answers import Prediction, Predictions
 from fedmes.prediction.inputs import Item
+from fedmes.prediction.nearest import Nearest
 from fedmes.prediction.network import Plain, split_front, stored_network
 from fedmes.prediction.standalone import Standalone
 from fedmes.results import client_dir
@@ -56,6 +57,7 @@ class Client:
                 | method.embed_memory(stored.weights, self._store())
                 | stored.beside
             )
+            self._nearest = self._find_nearest()
             kind = "uint8" if self._front is not None else self.voters.x.dtype
             nothing = np.zeros((1, *about.sample), kind)
             # whatever does not fit fails now
@@ -145,6 +147,10 @@ class Client:
         probabilities = found["acc"]
         network = found.get("nolip", probabilities)
         none = probabilities[:, :0]
+        distance = found.get("distance", none).numpy()
+        unlike = None
+        if self._nearest is not None:
+            unlike = self._nearest.unlike(distance)
         return Predictions(
             client=self,
             scope=self._scope(position).numpy(),
@@ -153,7 +159,8 @@ class Client:
             network=network.numpy(),
             memory=found.get("memory", torch.zeros_like(network)).numpy(),
             index=found.get("index", none.long()).numpy(),
-            distance=found.get("distance", none).numpy(),
+            distance=distance,
+            unlike=unlike,
             samples=samples,
         )
 
@@ -205,9 +212,21 @@ class Client:
         return self._task_classes[position]
 
     def _explain(self, x: Tensor, position: int) -> Tensors:
-        return self.method.explain(
+        found = self.method.explain(
             self._predictor, x, self._scope(position), torch.tensor(position), self._ctx
         )
+        if self._nearest is not None and "index" not in found:
+            found |= self._nearest.find(self.method.net.embedding(self._weights, x))
+        return found
+
+    def _find_nearest(self) -> Nearest | None:
+        """None: nothing is stored, or there is a network for each task and so no one distance."""
+        if "store.z" in self._predictor and len(self.tasks):
+            return Nearest(self._predictor["store.z"])
+        by_task = any(t.shape != self.method.net.initial[n].shape for n, t in self._weights.items())
+        if by_task or not len(self.tasks):
+            return None
+        return Nearest(self.method.net.embedding(self._weights, self._store().x))
 
     def _store(self) -> Batch:
         y = torch.from_numpy(self.voters.y)

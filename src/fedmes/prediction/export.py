@@ -46,7 +46,7 @@ def export(client: Client, path: Path, source: int | None = None) -> float | Non
     samples = _random_samples(client)
     expected = client.predict(samples, source=source).probabilities
     module = client.standalone(source or 0)
-    x = _as_input(samples, client)
+    x = as_input(samples, client)
     try:
         with whole(path) as part, _quiet():
             answer = write(module, x, _about(client), part)
@@ -172,7 +172,7 @@ def _random_samples(client: Client) -> NDArray[Any]:
     return draw.randint(0, 256, shape).astype(np.uint8)
 
 
-def _as_input(samples: NDArray[Any], client: Client) -> Tensor:
+def as_input(samples: NDArray[Any], client: Client) -> Tensor:
     """Samples as the exported file takes them: channels first, bytes as 0 to 1."""
     x = torch.from_numpy(samples)
     if len(client.shape) == 3:

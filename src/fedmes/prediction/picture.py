@@ -64,7 +64,7 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
     figure = NotebookFigure(figsize=(width * INCHES, height * INCHES))
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-0.1, width), ylim=(height, 0), autoscale_on=False)
     ax.set_axis_off()
-    head = "nearest stored samples: label (task), distance" if most else "no stored samples vote"
+    head = "nearest stored samples: label (task), distance" if most else "nothing is stored"
     _words(ax, LEFT, 0.2, head, INK)
     for row, (item, prediction) in enumerate(found):
         top = 0.4 + HEIGHT * row
@@ -74,9 +74,11 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
         _words(ax, WORDS, top + 0.2, _short(_vote(prediction), 30), INK, size=10)
         network = f"network alone: {_vote(prediction.network)}"
         _words(ax, WORDS, top + 0.5, _short(network, 36), FAINT)
-        if most:
+        if prediction.memory is not None:
             memory = f"memory alone: {_vote(prediction.memory)}"
             _words(ax, WORDS, top + 0.75, _short(memory, 36), FAINT)
+        if prediction.unlike:
+            _words(ax, WORDS, top + 1.0, "unlike everything stored", OTHER)
         for i, near in enumerate(prediction.neighbours[:NEIGHBOURS]):
             left = LEFT + i * STEP
             colour = SAME if near.label == prediction.label else OTHER
