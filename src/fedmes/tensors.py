@@ -85,7 +85,7 @@ def grown(stored: Tensor, fresh: Tensor) -> Tensor:
     if (
         stored.dtype != fresh.dtype
         or stored.ndim != fresh.ndim
-        or any(map(int.__gt__, stored.shape, fresh.shape))
+        or any(old > new for old, new in zip(stored.shape, fresh.shape, strict=True))
     ):
         found = (str(stored.dtype), tuple(stored.shape))
         needed = (str(fresh.dtype), tuple(fresh.shape))

@@ -109,7 +109,7 @@ def as_markdown(table: Table) -> str:
             columns[-1].insert(1, "-" * (width + 1) + ":")
     text = [f"### {table.title}", ""]
     text += [f"|{'|'.join(line)}|" for line in zip(*columns, strict=True)]
-    text += ["", *map("* {}".format, table.notes)]
+    text += ["", *(f"* {note}" for note in table.notes)]
     return "\n".join(text).rstrip() + "\n"
 
 

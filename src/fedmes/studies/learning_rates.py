@@ -57,7 +57,7 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
         "rate is taken.",
         f"Without a choice a method has the benchmark's rate, {default:g}.",
     ]
-    heads = ["method", *map("rate {:g}".format, RATES), "chosen"]
+    heads = ["method", *(f"rate {rate:g}" for rate in RATES), "chosen"]
     return [Table(title(outcomes), heads, rows, notes)]
 
 

@@ -78,7 +78,7 @@ def reproduce(
             reason = failures[trials[0].directory]
             in_vain.append(f"{scope.name}: no run could be made ({reason})")
         else:
-            reused = list(filter(there.__contains__, directories))
+            reused = [directory for directory in directories if directory in there]
             written.append(_write(scope, _outcomes(trials, failures), reused))
     if in_vain:
         raise UserError("; ".join(in_vain))

@@ -104,7 +104,8 @@ class FlowerEngine(Roster):
             if hopeless and here >= needed:
                 break
             if hopeless and self.refused and len(self.nodes) + len(self.proposed) < needed:
-                raise UserError("; ".join(sorted(set(map(": ".join, self.refused.values())))))
+                reasons = {f"{site}: {reason}" for site, reason in self.refused.values()}
+                raise UserError("; ".join(sorted(reasons)))
             if waited > self.config.server.timeout:
                 raise UserError(
                     f"{here} of {members} sites are there, and server.min_clients is {needed}"

@@ -36,7 +36,8 @@ class Roster:
     @property
     def notes(self) -> list[str]:
         failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
-        return failed + sorted(set(map(": ".join, self.refused.values())))
+        refused = {f"{site}: {reason}" for site, reason in self.refused.values()}
+        return failed + sorted(refused)
 
     @property
     def sites_left_out(self) -> dict[str, str]:
