@@ -13,6 +13,8 @@ from fedmes.engines.capacity import activation_bytes
 from fedmes.engines.client_data import Samples
 from fedmes.errors import UserError
 from fedmes.experiment import features
+from fedmes.models.features import front_outputs
+from fedmes.models.pretrained import Lite0
 from helpers.frozen_front import TINY, WIDTH, clients, prepared, scores
 
 pytestmark = pytest.mark.usefixtures("unrehearsed")
@@ -76,6 +78,17 @@ def test_auto_takes_the_first_place_with_room(device, host, place, monkeypatch):
     monkeypatch.setattr(features, "free_bytes", lambda of: device)
     monkeypatch.setattr(limits, "free_memory", lambda: host)
     assert features._first_with_room(FEATURES, torch.device("cuda")) == place
+
+
+def test_features_of_other_levels_are_other_features(features_folder):
+    """Their weights have the same names and values."""
+    two = Lite0((3, 8, 8), 2, weights="none", size=32, levels=2).front
+    three = Lite0((3, 8, 8), 2, weights="none", size=32, levels=3).front
+    x = np.zeros((1, 8, 8, 3), np.uint8)
+    found = [
+        front_outputs(front, x, "same", features_folder, torch.float32) for front in (two, three)
+    ]
+    assert [len(each[0]) for each in found] == [1280 + 320, 1280 + 320 + 192]
 
 
 def test_a_place_without_room_is_refused(monkeypatch):

@@ -8,7 +8,7 @@ from fedmes import config
 from fedmes.engines.loop import LoopEngine
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import prepare
-from fedmes.methods.fedstats import EXTRA, GRID, discriminant, nearest_mean, regression
+from fedmes.methods.fedstats import GRID, SHARES, discriminant, nearest_mean, regression
 from fedmes.tensors import pick
 
 TINY = {
@@ -124,10 +124,10 @@ def test_without_extra_weight_a_client_has_the_solution_on_all_data(head):
 
 
 def test_own_sums_count_more():
-    """Where they outweigh all others, a client solves for its own samples alone."""
-    run = trained(**{"fedstats.own": 1e9})
+    """With a share of 1, a client solves for its own samples alone."""
+    run = trained(**{"fedstats.own": 1})
     own = pick(run.clients[0][0], "own")
-    weight, _ = discriminant(own["n"], own["s"], run.method.products(own["g"]), 2000e-9)
+    weight, _ = discriminant(own["n"], own["s"], run.method.products(own["g"]), 2000.0)
     found = run.predictor(0, 0)["w.head.weight"].double()
     met = own["n"] > 0
     assert 0 < met.sum() < 9
@@ -146,17 +146,17 @@ def test_how_much_own_sums_count_is_tuned_on_what_was_taken_out_of_them():
         own, w = pick(state, "own"), pick(state, "w")
         x = torch.round(method.net.embedding(w, store.x).double() / GRID) * GRID
         best = []
-        for extra in EXTRA:
-            n, s, g = (everyone[name] + extra * own[name] for name in "nsg")
+        for share in SHARES:
+            n, s, g = ((1 - share) * everyone[name] + share * own[name] for name in "nsg")
             g = method.products(g)
             for row, label in zip(x, store.y, strict=True):
-                n[label] -= 1 + extra
-                s[label] -= (1 + extra) * row
-                g = g - (1 + extra) * torch.outer(row, row)
+                n[label] -= 1
+                s[label] -= row
+                g = g - torch.outer(row, row)
             weight, bias = discriminant(n, s, g, 20.0)
             guess = (x @ weight.T + bias)[:, own["n"] > 0].argmax(1)
             best.append((own["n"] > 0).nonzero()[guess, 0].eq(store.y).sum())
-        chosen.append(EXTRA[torch.stack(best).argmax()])
+        chosen.append(SHARES[torch.stack(best).argmax()])
         weight, _ = method.head(everyone, own, chosen[-1])
         found = run.predictor(0, client)["w.head.weight"].double()
         torch.testing.assert_close(found, weight, rtol=1e-4, atol=1e-5)
@@ -176,6 +176,11 @@ def test_the_triangle_is_unfolded():
     square = square + square.T
     rows, columns = torch.triu_indices(6, 6)
     assert torch.equal(method.products(square[rows, columns]), square)
+
+
+def test_bf16_is_refused():
+    with pytest.raises(UserError, match="bf16 is too coarse for sums of features"):
+        engine(**{"engine.precision": "bf16"})
 
 
 def test_neighbours_elsewhere_are_refused():

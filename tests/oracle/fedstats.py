@@ -47,7 +47,7 @@ class FedStats(FedAvg):
         state = self.states[client.column]
         options = self.options("fedstats")
         own = 0 if self.judged == "global" else options.own
-        n, s, g = (self.all[name] + own * state.own[name] for name in "nsg")
+        n, s, g = ((1 - own) * self.all[name] + own * state.own[name] for name in "nsg")
         means = torch.where(n[:, None] > 0, s / n[:, None], 0)
         matrix, right = g / n.sum(), s / n.sum()
         if options.head == "lda":

@@ -127,10 +127,11 @@ class FedstatsOptions(MethodOptions):
         "shrinks the matrix that is inverted towards a sphere, as if so many samples had been "
         "spread evenly in all directions",
     )
-    own: NotNegative | Literal["tuned"] = option(
-        1.0,
-        "how often a client's own sums count in addition to those of all clients. `tuned`: as does "
-        "best on the client's memory, whose samples are taken out of the sums for it.",
+    own: Annotated[float, Field(ge=0, le=1)] | Literal["tuned"] = option(
+        0.5,
+        "the share of a client's own sums in those it solves from: 0 takes the sums of all, 1 its "
+        "own alone. `tuned`: what does best on the client's memory, whose samples are taken out of "
+        "the sums for it.",
     )
 
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 # not depend on the order of clients and tasks, and what was added can be taken out again.
 GRID = 2.0**-12
 
-EXTRA = (0.0, 1.0, 4.0, 16.0)  # candidates for fedstats.own=tuned; the first where none is better
+SHARES = (0.0, 0.5, 0.8, 1.0)  # candidates for fedstats.own=tuned; the first where none is better
 
 
 class FedStats(FedAvg):
     """A client hands over sums of its features once per task; nothing is trained by gradients.
 
     The server adds the sums up. A client solves for its own head, a linear discriminant or a ridge
-    regression, from the sums of all clients, in which its own count `1 + fedstats.own` times. The
+    regression, from the sums of all clients and its own, which have the share `fedstats.own`. The
     body stays as it is, so use a pretrained one. Sums: `n` samples per class [C], their features
     `s` [C, D], and products of features `g`, the upper triangle of [D, D]. No sample is kept,
     unless `own` is tuned on a memory.
@@ -44,6 +44,10 @@ class FedStats(FedAvg):
         self.classes, self.width = net.initial["head.weight"].shape
         if net.widths["embedding"] != self.width:
             raise UserError("knn.features: fedstats solves for a head, which takes `fc`")
+        if config.engine.precision == "bf16":
+            raise UserError(
+                "engine.precision: bf16 is too coarse for sums of features; take float32"
+            )
         self.measure = self.sums
         if self.options.own == "tuned":
             self.store = "memory"
@@ -116,36 +120,36 @@ class FedStats(FedAvg):
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
         own = pick(state, "own")
-        extra = self.options.own
+        share = self.options.own
         if self.eval_model == "global":
-            extra = 0.0
-        elif extra == "tuned":
-            extra = self.tuned(state, broadcast, own, store)
-        weight, bias = self.head(broadcast, own, extra)
+            share = 0.0
+        elif share == "tuned":
+            share = self.tuned(state, broadcast, own, store)
+        weight, bias = self.head(broadcast, own, share)
         w = pick(state, "w")
         head = {"head.weight": weight.to(w["head.weight"].dtype)}
         if "head.bias" in w:
             head["head.bias"] = bias.to(w["head.bias"].dtype)
         return put("w", w | head)
 
-    def head(self, everyone: Tensors, own: Tensors, extra: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [C, D] and bias [C] from all sums, and one's own `extra` times on top."""
-        n, s, g = (everyone[name] + extra * own[name] for name in ("n", "s", "g"))
+    def head(self, everyone: Tensors, own: Tensors, share: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Weights [C, D] and bias [C] from all sums, mixed with one's own."""
+        n, s, g = ((1 - share) * everyone[name] + share * own[name] for name in ("n", "s", "g"))
         return self.solve(n, s, self.products(g), self.options.prior)
 
     def tuned(self, state: Tensors, everyone: Tensors, own: Tensors, store: Batch) -> Tensor:
-        """The extra weight of one's own sums that does best on the memory, whose samples are taken
-        out of all sums for it."""
+        """The share of one's own sums that does best on the memory, whose samples are taken out of
+        all sums for it."""
         held_back = self.sums(state, everyone, store)
         others = {name: everyone[name] - t for name, t in held_back.items()}
         own_others = {name: own[name] - t for name, t in held_back.items()}
         features = self.features(state, store.x)
         right: list[Tensor] = []
-        for extra in EXTRA:
-            weight, bias = self.head(others, own_others, extra)
+        for share in SHARES:
+            weight, bias = self.head(others, own_others, share)
             logits = (features @ weight.T + bias).masked_fill(own["n"] == 0, -torch.inf)
             right.append((store.mask * (logits.argmax(1) == store.y)).sum())
-        candidates = torch.tensor(EXTRA, dtype=features.dtype, device=features.device)
+        candidates = torch.tensor(SHARES, dtype=features.dtype, device=features.device)
         return candidates[torch.stack(right).argmax()]
 
     def products(self, triangle: Tensor) -> Tensor:
@@ -158,7 +162,7 @@ class FedStats(FedAvg):
 
 def discriminant(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """Linear discriminant analysis: class means under one covariance, shrunk towards a sphere."""
-    means = s / n.clamp(min=1)[:, None]
+    means = _means(n, s)
     weight = _solved(g - means.T @ s, n, prior, means.T * n.sum()).T
     return weight, -(weight * means).sum(1) / 2
 
@@ -170,13 +174,18 @@ def regression(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, T
 
 def nearest_mean(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, Tensor]:
     """The class whose mean is nearest: a discriminant under a sphere."""
-    means = s / n.clamp(min=1)[:, None]
+    means = _means(n, s)
     return means, -(means * means).sum(1) / 2
+
+
+def _means(n: Tensor, s: Tensor) -> Tensor:
+    """Of each class; 0 where there was no sample. Mixed counts may be below one."""
+    return s / torch.where(n > 0, n, 1)[:, None]
 
 
 def _solved(products: Tensor, n: Tensor, prior: float, right: Tensor) -> Tensor:
     """With so many samples on top as if they were spread like a sphere; 0, if there was none."""
-    sphere = prior * products.diagonal().mean() / n.sum().clamp(min=1)
+    sphere = prior * products.diagonal().mean() / torch.where(n.sum() > 0, n.sum(), 1)
     empty = sphere <= 0
     shift = torch.where(empty, 1, sphere)
     identity = torch.eye(len(products), dtype=products.dtype, device=products.device)

@@ -68,6 +68,9 @@ class Levels(nn.Module):
         self.stages = nn.ModuleList(stages)
         self.pooled = pooled  # the places of the stages that are meant, apart from the last one
 
+    def extra_repr(self) -> str:
+        return f"pooled={self.pooled}"  # features in a file are known by it
+
     def forward(self, x: Tensor) -> Tensor:
         levels: list[Tensor] = []
         for place, stage in enumerate(self.stages):

@@ -37,6 +37,9 @@ class Features(nn.Module):
         self.network = network
         self.levels = levels
 
+    def extra_repr(self) -> str:
+        return f"levels={self.levels}"  # features in a file are known by it
+
     def forward(self, x: Tensor) -> Tensor:
         network = self.network
         if self.levels == 1:
