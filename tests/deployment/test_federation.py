@@ -21,6 +21,7 @@ from fedmes.errors import FederationError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint, run_dir
+from helpers import growing
 from helpers.lite0_files import write_weights
 from helpers.waiting import HANGS, until
 
@@ -186,6 +187,44 @@ def test_a_supernode_that_is_killed(federation, sites, tmp_path):
     memory = np.load(sites[1] / "second" / "memory.npz")
     assert {0, 2} <= set(memory["task"].tolist())  # of the first task too
     assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+
+
+@pytest.fixture
+def growing_sites(sites, tmp_path):
+    """The same SuperNodes for sites whose data grows."""
+    before = [(folder / "site.toml").read_text() for folder in sites]
+    found = {}
+    for folder, name in zip(sites, ("berlin", "turin"), strict=True):
+        found[name] = tmp_path / f"{name}.npz"
+        growing.describe(folder, name, found[name])
+    yield found
+    for folder, text in zip(sites, before, strict=True):
+        (folder / "site.toml").write_text(text)
+
+
+def test_a_month_brings_a_class_and_a_site(federation, sites, growing_sites, tmp_path, monkeypatch):
+    """One site alone in the first month; in the second one it has a class that nobody listed, and
+    another site joins. The weights are those of a simulation that knew it all beforehand."""
+    run = {"config": str(tmp_path / "config.toml"), "out": str(tmp_path / "out")}
+    for month, members in enumerate((["berlin"], ["berlin", "turin"]), start=1):
+        for name in members:
+            growing.write(growing_sites[name], [name], month)
+        agreed = growing.federation("fedmes", members, ["c0", "c1"])
+        agreed = agreed.with_({"federation.name": "fourth"})
+        (tmp_path / "config.toml").write_text(agreed.to_toml({}))
+        assert federation.run(timeout=HANGS, **run) == "completed"
+        got = run_dir.load(tmp_path / "out")
+        if month == 1:
+            reason = "site turin is not among the federation's sites (berlin)"
+            assert got.sites_left_out == {"turin": reason}
+    streams = [path.read_text() for path in federation.log.glob("run*.log")]
+    assert "\nfedmes: new classes: c2; there are 3 now\n" in "".join(streams)
+    assert (got.config.federation.classes, got.sites_left_out) == (["c0", "c1", "c2"], {})
+    want = growing.simulation(tmp_path / "loop", "fedmes", ("berlin", "turin"), monkeypatch)
+    for kind, table in want.accuracy.items():
+        np.testing.assert_array_equal(got.accuracy[kind], table)
+    for k, folder in enumerate(sites):
+        growing.same(folder / "fourth", tmp_path / f"loop/seed0/client{k}", "fedmes")
 
 
 def test_a_site_with_another_backbone_is_refused_before_training(federation, sites, tmp_path):
