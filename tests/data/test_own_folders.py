@@ -236,14 +236,12 @@ def test_a_corrupt_image_is_named(tmp_path, damage, suffix):
 
 
 def test_an_empty_folder(tmp_path):
-    assert "no CLIENT folder inside; expected CLIENT/TASK/train|test/CLASS/images" in refused(
-        tmp_path
-    )
+    assert "no CLIENT folder inside; expected CLIENT/TASK/CLASS/images" in refused(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("inner", "kind"),
-    [("c", "TASK"), ("c/t", "train"), ("c/t/train", "CLASS")],
+    [("c", "TASK"), ("c/t", "CLASS"), ("c/t/train", "CLASS")],
 )
 def test_an_empty_folder_further_down(tmp_path, inner, kind):
     folder = tmp_path.joinpath(*inner.split("/"))
@@ -257,7 +255,7 @@ def test_folders_without_images(tmp_path):
     folder = tmp_path / "c" / "t" / "train" / "k"
     folder.mkdir(parents=True)
     assert refused(tmp_path).startswith(
-        f"{folder.parents[1]}: has no pictures; expected CLIENT/TASK/train|test/CLASS"
+        f"{folder.parents[1]}: has no pictures; expected CLIENT/TASK/CLASS"
     )
     (folder / "a.xyz").write_bytes(b"x")
     assert refused(tmp_path).startswith(
@@ -270,7 +268,7 @@ def test_an_unexpected_folder_name(tmp_path):
     picture(tmp_path / "b" / "t2" / "valid" / "cat" / "0.png")
     message = refused(tmp_path)
     assert message.startswith(
-        f"{tmp_path / 'b' / 't2' / 'valid'}: expected CLIENT/TASK/train|test/CLASS/images"
+        f"{tmp_path / 'b' / 't2' / 'valid'}: expected CLIENT/TASK/CLASS/images"
     )
 
 
@@ -279,6 +277,33 @@ def test_a_level_too_few(tmp_path):
     for part in ("train", "test"):
         picture(tmp_path / "a" / part / "cat" / "0.png")
     assert refused(tmp_path)
+
+
+def test_classes_without_train_and_test_hold_a_fifth_out(tmp_path):
+    """CLIENT/TASK/CLASS, as everybody has it: the same as CLIENT/TASK/train/CLASS alone."""
+    folders(tmp_path / "plain", train=10, test=0)
+    folders(tmp_path / "named", train=10, test=0)
+    for folder in (tmp_path / "plain").glob("*/*/train"):
+        for label in folder.iterdir():
+            label.rename(folder.parent / label.name)
+        folder.rmdir()
+    plain = opened(tmp_path / "plain")
+    named = opened(tmp_path / "named")
+    assert plain.stream(0).sha256() == named.stream(0).sha256()
+    assert (plain.dataset.x == named.dataset.x).all()
+    assert [len(task.test) for task in plain.stream(0).clients[0].tasks] == [4, 4]
+
+
+def test_tasks_come_as_a_file_lists_them(tmp_path):
+    folders(tmp_path, tasks=("paint", "press", "weld"))
+    (tmp_path / "tasks.txt").write_text("weld\n\npaint\npress\nlater\n")
+    assert [task.name for task in opened(tmp_path).stream(0).clients[0].tasks] == [
+        "weld", "paint", "press"
+    ]  # fmt: skip
+    (tmp_path / "tasks.txt").write_text("weld\npress\n")
+    assert refused(tmp_path).endswith("tasks.txt: does not list task paint")
+    (tmp_path / "tasks.txt").write_text("weld\nweld\n")
+    assert refused(tmp_path).endswith("tasks.txt: a task is listed twice")
 
 
 def test_a_task_without_test_images_holds_its_own_fifth_out(tmp_path):

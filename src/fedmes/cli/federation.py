@@ -25,7 +25,7 @@ SITES = {
     "data.path": options.flag(
         "data.path",
         metavar="DIR",
-        help="custom images, CLIENT/TASK/train|test/CLASS/*: one site per client",
+        help="custom images, CLIENT/TASK/CLASS/*: one site per client",
     ),
 }
 
@@ -41,9 +41,7 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to create")],
     data: Annotated[
         Path,
-        typer.Option(
-            metavar="DIR|FILE.npz", help="tasks of this site: TASK/train|test/CLASS/*, or a file"
-        ),
+        typer.Option(metavar="DIR|FILE.npz", help="tasks of this site: TASK/CLASS/*, or a file"),
     ],
     name: Annotated[str | None, typer.Option(help="site name; default: folder name")] = None,
     weights: Annotated[

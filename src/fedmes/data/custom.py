@@ -1,10 +1,11 @@
-"""Custom data: one .npz file, or folders of images as CLIENT/TASK/train|test/CLASS/*."""
+"""Custom data: one .npz file, or folders of images as CLIENT/TASK/CLASS/* or, with a division of
+one's own, CLIENT/TASK/train|test/CLASS/*."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from fedmes.common.text import natural
 from fedmes.data import pictures
 from fedmes.data.dataset import Dataset
 from fedmes.data.pictures import Fit
+from fedmes.data.task_order import in_order, listed_order
 from fedmes.errors import UserError
 
 READ = ", ".join(sorted(pictures.SUFFIXES))
@@ -77,7 +79,7 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Table:
             raise UserError(f"{path}: x has {len(x)} samples, {name} has {len(values)}")
     y, class_names = _numbered(arrays["y"], "y", path)
     client, client_names = _numbered(arrays["client"], "client", path)
-    task, task_names = _numbered(arrays["task"], "task", path)
+    task, task_names = _numbered(arrays["task"], "task", path, in_order)
     test = np.full(len(x), UNSAID)
     if "split" in arrays:
         split = arrays["split"]
@@ -146,8 +148,17 @@ def _refuse(bad: NDArray[np.bool_], what: str, path: Path | str) -> None:
         )
 
 
-def _numbered(values: NDArray[Any], name: str, path: Path | str) -> tuple[Ints, tuple[str, ...]]:
-    """Integers or strings as 0..n-1 in their natural order, with their names."""
+def _naturally(names: Sequence[str]) -> list[str]:
+    return sorted(names, key=natural)
+
+
+def _numbered(
+    values: NDArray[Any],
+    name: str,
+    path: Path | str,
+    ordered: Callable[[Sequence[str]], list[str]] = _naturally,
+) -> tuple[Ints, tuple[str, ...]]:
+    """Integers or strings as 0..n-1 in their order, with their names."""
     if values.dtype.kind not in "iuU":
         raise UserError(
             f"{path}: {name} has type {values.dtype}; needed are whole numbers or strings"
@@ -156,14 +167,15 @@ def _numbered(values: NDArray[Any], name: str, path: Path | str) -> tuple[Ints, 
     names = list(map(str, distinct))
     order = list(range(len(names)))
     if values.dtype.kind == "U":
-        order.sort(key=lambda i: natural(names[i]))
+        order = list(map(names.index, ordered(names)))
     rank = np.argsort(np.array(order, np.int64))
     return rank[inverse].astype(np.int64), tuple(names[i] for i in order)
 
 
 # --- folders --------------------------------------------------------------------------------------
 
-LAYOUT = "CLIENT/TASK/train|test/CLASS/images"
+LAYOUT = "CLIENT/TASK/CLASS/images or CLIENT/TASK/train|test/CLASS/images"
+PARTS = ("train", "test")
 NAMED = 5  # places with files that are not read, in a warning
 
 
@@ -175,6 +187,8 @@ def read_folders(
     rows = []  # (client, task, class, for testing or not, picture)
     for client in clients or _folders(root, "CLIENT", root, notes):
         for task in _folders(client, "TASK", root, notes):
+            if task.name in PARTS:
+                raise UserError(f"{task}: expected {LAYOUT} under {root}")
             found = _task_pictures(task, root, notes)
             is_test = {"train": 0, "test": 1}
             if not any(part == "test" for part, _, _ in found):
@@ -189,7 +203,8 @@ def read_folders(
     names_of_clients, names_of_tasks, labels, test, pictures_of = zip(*rows, strict=True)
     y, class_names = _numbered(np.array(labels), "class", root)
     client_of, client_names = _numbered(np.array(names_of_clients), "client", root)
-    task_of, task_names = _numbered(np.array(names_of_tasks), "task", root)
+    order = partial(listed_order, root)
+    task_of, task_names = _numbered(np.array(names_of_tasks), "task", root, order)
     x = _read_images(pictures_of, size, fit)
     dataset = Dataset(x, y, class_names, notes=tuple(notes))
     return Table(dataset, client_of, task_of, np.array(test, np.int64), client_names, task_names)
@@ -216,23 +231,34 @@ def _task_pictures(task: Path, root: Path, notes: list[str]) -> list[tuple[str, 
     """
     found = []
     others = Counter[str]()
-    for part in _folders(task, "train", root, notes):
-        if part.name not in ("train", "test"):
-            raise UserError(f"{part}: expected {LAYOUT} under {root}")
-        for label in _folders(part, "CLASS", root, notes):
+    for part, labels in _parts(task, root, notes):
+        for label in labels:
             images, unread = pictures.sorted_out(label.iterdir())
             if unread and not images:
                 raise UserError(
                     f"{label}: no picture among its files, {pictures.counted(unread)}; "
                     f"read are {READ}"
                 )
-            found += [(part.name, label.name, image) for image in images]
+            found += [(part, label.name, image) for image in images]
             others += unread
     if not found:
         raise UserError(f"{task}: has no pictures; expected {LAYOUT}; read are {READ}")
     if others:
         notes.append(f"{task.relative_to(root).as_posix()}: {pictures.counted(others)}")
     return found
+
+
+def _parts(task: Path, root: Path, notes: list[str]) -> list[tuple[str, list[Path]]]:
+    """The folders of classes for training, and those for testing where the data says which."""
+    inside = _folders(task, "CLASS", root, notes)
+    if not any(folder.name in PARTS for folder in inside):
+        return [("train", inside)]
+    parts = []
+    for part in inside:
+        if part.name not in PARTS:
+            raise UserError(f"{part}: expected {LAYOUT} under {root}")
+        parts.append((part.name, _folders(part, "CLASS", root, notes)))
+    return parts
 
 
 def _read_images(paths: Sequence[Path], size: int | None, fit: Fit) -> NDArray[np.uint8]:
