@@ -1,37 +1,18 @@
 """The report in a real browser: it draws, sorts, switches, answers pointer and keyboard, and fits a
-phone.
-
-Needs Chromium (or Chrome) and chromedriver on PATH; the accessibility check is axe, from the
-package axe-core-python.
-"""
-
-import shutil
-from importlib import resources
+phone."""
 
 import pytest
 
 from fedmes.report.write import write_report
 from helpers import made
-from helpers.waiting import HANGS
+from helpers.browser import IN_BROWSER, find, find_all, look, ready, serious
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from selenium.webdriver import ActionChains, Keys  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.support.ui import Select, WebDriverWait  # noqa: E402
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-DRIVER = shutil.which("chromedriver")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        BROWSER is None or DRIVER is None,
-        reason="no browser here: chromium (or google-chrome) and chromedriver are needed on PATH",
-    ),
-]
+pytestmark = IN_BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +40,6 @@ def page(tmp_path_factory):
     return out
 
 
-@pytest.fixture(scope="module")
-def browser():
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--disable-gpu",
-        "--window-size=1280,900",
-    ):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def opened(browser, page):
     """The page, freshly opened, 1280 pixels wide, by day; afterwards nobody complained on the
@@ -90,26 +53,6 @@ def opened(browser, page):
     browser.get_log("browser")
     yield browser
     assert [entry["message"] for entry in browser.get_log("browser")] == []
-
-
-def ready(browser):
-    asked = "return document.documentElement.dataset.ready"
-    WebDriverWait(browser, HANGS).until(lambda there: there.execute_script(asked) == "yes")
-
-
-def look(browser, width, scheme):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-
-
-def find(browser, selector):
-    return browser.find_element(By.CSS_SELECTOR, selector)
-
-
-def find_all(browser, selector):
-    return browser.find_elements(By.CSS_SELECTOR, selector)
 
 
 def reach(browser, element):
@@ -339,12 +282,6 @@ def test_what_is_left_out_and_what_is_not_compared_is_said(opened):
     assert find(opened, "#g1 .headline").text.startswith("fedavg reaches")
 
 
-@pytest.fixture(scope="module")
-def axe():
-    package = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
-    return resources.files(package).joinpath("axe.min.js").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_serious(opened, axe, width, scheme):
     look(opened, width, scheme)
@@ -352,13 +289,4 @@ def test_axe_finds_nothing_serious(opened, axe, width, scheme):
     ready(opened)
     for details in find_all(opened, "details"):
         opened.execute_script("arguments[0].open = true", details)
-    opened.execute_script(axe)
-    opened.set_script_timeout(HANGS)
-    found = opened.execute_async_script("axe.run().then(arguments[0])")
-    assert len(found["passes"]) > 15  # it did look
-    bad = [
-        (each["id"], each["impact"], [node["target"] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert bad == []
+    assert serious(opened, axe) == []

@@ -43,6 +43,7 @@ COMMANDS = {
         "Compare several methods on the same splits and initial weights; finished runs are reused.",
     ),
     "status": ("watch", "Show how a run, a comparison or a federation is going."),
+    "watch": ("watch", "Show how runs are going as a live page on this machine; Ctrl-C ends it."),
     "report": (
         "report",
         "Compare finished runs in one HTML page: the best method, tables, figures, every client.",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedmes.cli import terminal
 from fedmes.common.text import printable
-from fedmes.errors import UserError
-
-if TYPE_CHECKING:
-    from fedmes.results.status import Status
 
 app = typer.Typer()
 
@@ -36,8 +33,11 @@ def status(
     from json import dumps
 
     from fedmes.cli import render_status
+    from fedmes.report.collect import statuses
 
-    found = _statuses(directory)
+    found, unread = statuses(directory)
+    for reason in unread:
+        print(printable(f"left out: {reason}"), file=sys.stderr)
     if json:
         entries = []
         for place, each in found.items():
@@ -52,20 +52,23 @@ def status(
         console.print(render_status.runs(directory, found), highlight=False)
 
 
-def _statuses(directory: Path) -> dict[Path, Status]:
-    """Of all runs in a folder; those that cannot be read are named."""
-    from fedmes.report.collect import find_runs, why_empty
-    from fedmes.results.status import read
+@app.command(epilog="Example: fedmes watch runs/split-digits-compare-0a1b2c3d --port 8080")
+def watch(
+    directory: Directory,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="default: any")] = 0,
+) -> None:
+    """Show how runs are going as a live page on this machine; Ctrl-C ends it.
 
-    places = list(find_runs(directory))
-    if not places:
-        raise UserError(f"{directory}: {why_empty(directory)}")
-    found = {}
-    for place in places:
+    Nothing in DIR is changed. Only who knows the printed address can read the page.
+    """
+    from fedmes.report.watch_server import WatchServer
+
+    with WatchServer(directory, port) as server:
+        print(server.address, flush=True)
+        host = printable(socket.gethostname())
+        place = f"{server.server_port}:127.0.0.1:{server.server_port}"
+        print(f"from another machine, first: ssh -N -L {place} {host}", file=sys.stderr)
         try:
-            found[place] = read(place)
-        except UserError as error:
-            if len(places) == 1:
-                raise
-            print(printable(f"left out: {error}"), file=sys.stderr)
-    return found
+            server.serve_forever()
+        except KeyboardInterrupt:  # the way to end it
+            print(file=sys.stderr)

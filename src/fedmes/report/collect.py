@@ -22,10 +22,11 @@ from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
 from fedmes.report import curves
-from fedmes.results import run_dir
+from fedmes.results import run_dir, status
 from fedmes.results.labels import ACCURACIES
 from fedmes.results.metrics import Floats
 from fedmes.results.run_dir import Result
+from fedmes.results.status import Status
 from fedmes.version import __version__
 
 RUN_FILES = ("config.toml", "result.json", "accuracy.npz", "rounds.csv")
@@ -139,7 +140,24 @@ def collect(paths: Sequence[Path]) -> tuple[list[Group], list[LeftOut]]:
                 left_out.append(LeftOut(str(directory), str(error)))
             else:
                 groups.setdefault(_same_question(run.result), []).append(run)
-    return [Group(_labelled(runs)) for runs in groups.values()], left_out
+    return [Group(labelled(runs)) for runs in groups.values()], left_out
+
+
+def statuses(directory: Path) -> tuple[dict[Path, Status], list[str]]:
+    """How every run in and under a directory is going, and why some cannot be read."""
+    places = list(find_runs(directory))
+    if not places:
+        raise UserError(f"{directory}: {why_empty(directory)}")
+    found = {}
+    unread = []
+    for place in places:
+        try:
+            found[place] = status.read(place)
+        except UserError as error:
+            unread.append(str(error))
+    if not found:
+        raise UserError(unread[0])
+    return found, unread
 
 
 def why_empty(path: Path) -> str:
@@ -254,7 +272,7 @@ def _same_question(result: Result) -> str:
     return json.dumps([samples, config.eval.task_classes])
 
 
-def _labelled(runs: list[Run]) -> tuple[Run, ...]:
+def labelled(runs: list[Run]) -> tuple[Run, ...]:
     """A run is called by its method and, among several of one method, by what sets it apart."""
     labels = []
     for run in runs:

@@ -22,7 +22,7 @@ from fedmes.report.verdict import compare_runs
 from fedmes.results.labels import SCORE_TAGS, SCORES
 from fedmes.version import __version__
 
-SCRIPTS = ("charts.js", "figures.js", "page.js")
+SCRIPTS = ("charts.js", "figures.js", "controls.js")  # of every page; then its own
 
 
 def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: bool) -> str:
@@ -41,32 +41,46 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: boo
     if len(shown) > 1:
         title = f"{len(shown)} comparisons"
     samples = getattr(album, "sheets", {})
-    scripts = list(map(_asset, SCRIPTS))
-    # Nothing is loaded from anywhere, and no script runs but these.
-    allowed = " ".join(map(_source, scripts))
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    template = _templates().get_template("page.html")
-    return template.render(
-        policy=f"{policy}; script-src {allowed}",
-        title=title,
-        style=_palette() + _asset("page.css"),
+    return render(
+        "page",
+        title=f"{title} - fedmes report",
+        data={"groups": contents, "samples": samples, "scores": SCORE_TAGS},
         navigation=_navigation(groups),
-        tags=SCORE_TAGS,
         groups=shown,
         left_out=left_out,
         samples=album,
-        version=__version__,
-        data=embedded({"groups": contents, "samples": samples, "scores": SCORE_TAGS}),
-        scripts=scripts,
     )
 
 
-def _templates() -> Environment:
+def render(name: str, *, title: str, data: Any, sources: str = "", **content: Any) -> str:
+    """The page of a template and the script of the same name. `sources`: what it may load, as in a
+    content security policy; as a rule nothing."""
+    scripts = list(map(_asset, (*SCRIPTS, f"{name}.js")))
+    # Nothing is loaded from anywhere, and no script runs but these.
+    allowed = " ".join(map(_source, scripts))
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'{sources}"
+    return (
+        templates()
+        .get_template(f"{name}.html")
+        .render(
+            policy=f"{policy}; script-src {allowed}",
+            title=title,
+            style=_palette() + _asset("page.css"),
+            tags=SCORE_TAGS,
+            version=__version__,
+            data=embedded(data),
+            scripts=scripts,
+            **content,
+        )
+    )
+
+
+def templates() -> Environment:
     """Everything that a template prints is escaped, unless it says `safe`."""
     found = PackageLoader("fedmes.report", "templates")
-    templates = Environment(loader=found, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters["said"] = said
-    return templates
+    made = Environment(loader=found, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    made.filters["said"] = said
+    return made
 
 
 def said(plain: str) -> Markup:

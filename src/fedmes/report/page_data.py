@@ -28,10 +28,6 @@ def group_content(
     found = clients.streams(group)
     names = clients.client_names(group, found)
     order = [group.runs.index(row.run) for row in rows if not row.suffix]  # the best first
-    runs = []
-    for place, look in enumerate(palette.looks(group.runs)):
-        label = group.runs[place].label
-        runs.append({"label": label, "look": _look(look), "shown": place in order[:FOCUS]})
     entries = []
     for row, matrices in zip(rows, packed, strict=True):
         entries.append({"label": row.label, "run": group.runs.index(row.run)} | matrices)
@@ -39,19 +35,26 @@ def group_content(
     if album is not None:
         memories = [_memories(run, album) for run in group.runs]
     rivals = [place for place, row in enumerate(rows) if not row.run.keeps_all_data]
-    return {
-        "runs": runs,
-        "order": order,
+    return drawing(group.runs, order, figure_specs.of_group(group, names)) | {
         "start": min(rivals, default=0),
         "seeds": group.seeds,
         "tasks": group.config.tasks,
         "clients": names,
         "classes": clients.class_names(group),
         "streams": found,
-        "figures": list(map(figure, figure_specs.of_group(group, names))),
         "entries": entries,
         "memories": memories,
     }
+
+
+def drawing(runs: Sequence[Run], order: Sequence[int], specs: Sequence[FigureSpec]) -> Json:
+    """Figures, and the runs in them; the first few of `order` are in colour."""
+    looks = palette.looks(runs)
+    named = []
+    for place, run in enumerate(runs):
+        shown = place in order[:FOCUS]
+        named.append({"label": run.label, "look": _look(looks[place]), "shown": shown})
+    return {"runs": named, "order": list(order), "figures": list(map(figure, specs))}
 
 
 def _memories(run: Run, album: Album) -> list[list[str | None]]:

@@ -165,7 +165,7 @@ def load(directory: Path) -> Result:
         if stored is None:
             raise ValueError("config.toml cannot be read")
         config = configuration.stored(stored, directory)
-        _check_accuracy(accuracy, config)
+        check_accuracy(accuracy, config)
         seconds = content["seconds"]
         excluded = content.get("sites_left_out", {})
         return Result(
@@ -201,7 +201,7 @@ def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
     return kind(value)
 
 
-def _check_accuracy(accuracy: Mapping[str, Floats], config: Config) -> None:
+def check_accuracy(accuracy: Mapping[str, Floats], config: Config) -> None:
     shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
     found = {(scores.shape, scores.dtype) for scores in accuracy.values()}
     complete = {"acc", "acc_masked"} <= accuracy.keys()

@@ -1,53 +1,12 @@
 "use strict";
-/* The page's switches, its sortable tables and the view of a single client. Text reaches the page as text only. */
+/* The page's sortable tables and the view of a single client. Text reaches the page as text only. */
 (() => {
   const { html } = Charts;
   const root = document.documentElement;
   const data = JSON.parse(document.getElementById("data").textContent);
-  const stored = {
-    get: () => {
-      try {
-        return localStorage.getItem("fedmes-theme");
-      } catch {
-        return null;
-      }
-    },
-    set: (value) => {
-      try {
-        localStorage.setItem("fedmes-theme", value);
-      } catch {
-        /* a page without storage forgets */
-      }
-    },
-  };
-  const score = () => root.dataset.score;
-  const redraws = [];
+  const { score, redraws } = Controls;
 
-  // Light, dark, or as the system has it.
-  const themes = ["auto", "light", "dark"];
-  const themeButton = document.getElementById("theme");
-  function theme(name) {
-    if (name === "auto") delete root.dataset.theme;
-    else root.dataset.theme = name;
-    themeButton.querySelector(".wide").textContent = name;
-  }
-  theme(themes.includes(stored.get()) ? stored.get() : "auto");
-  themeButton.addEventListener("click", () => {
-    const next = themes[(themes.indexOf(root.dataset.theme ?? "auto") + 1) % themes.length];
-    stored.set(next);
-    theme(next);
-  });
-
-  // With or without a task id.
-  const scoreButtons = [...document.querySelectorAll(".switch button")];
-  for (const button of scoreButtons) {
-    button.addEventListener("click", () => {
-      root.dataset.score = button.value;
-      scoreButtons.forEach((one) => one.setAttribute("aria-pressed", one === button));
-      document.querySelectorAll("table.results").forEach(sort);
-      redraws.forEach((redraw) => redraw());
-    });
-  }
+  redraws.push(() => document.querySelectorAll("table.results").forEach(sort));
 
   // A table is sorted by the column whose head says so; what has no number comes last.
   function sort(table) {
@@ -310,13 +269,5 @@
     );
   });
 
-  let width = root.clientWidth,
-    waiting = 0;
-  addEventListener("resize", () => {
-    if (root.clientWidth === width) return;
-    width = root.clientWidth;
-    cancelAnimationFrame(waiting);
-    waiting = requestAnimationFrame(() => redraws.forEach((redraw) => redraw()));
-  });
   root.dataset.ready = "yes";
 })();

@@ -1,0 +1,1 @@
+from helpers.browser import axe, browser  # noqa: F401  (fixtures)
