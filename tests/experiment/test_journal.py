@@ -135,7 +135,7 @@ def test_a_run_that_is_stopped_and_resumed(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="own fault"):
         runner.execute(prepared, out, fails, resume=True)
     found = status.read(out)
-    assert (found.phase, found.error) == ("failed", "a listener's own fault")
+    assert (found.phase, found.error) == ("failed", "ValueError: a listener's own fault")
     runner.execute(prepared, out, resume=True)
     assert status.read(out).phase == "finished"
 

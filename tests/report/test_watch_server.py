@@ -157,7 +157,7 @@ def test_the_command_ends_with_control_c(tmp_path):
     assert said.startswith(f"from another machine, first: ssh -N -L {port}:127.0.0.1:{port} ")
 
 
-# --- the page --------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def test_names_are_escaped(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmes.config.options import Config
 from fedmes.engines.base import Engine, Score
-from fedmes.errors import Stopped
+from fedmes.errors import Stopped, UserError
 from fedmes.experiment.recorder import Progress, Recorder
 from fedmes.experiment.round_line import round_line
 from fedmes.results import metrics, rounds_csv, run_dir, status
@@ -41,8 +41,11 @@ def keeping(directory: Path, config: Config) -> Iterator[Journal]:
     except (Stopped, KeyboardInterrupt, SystemExit):
         journal.give_up("stopped")
         raise
+    except UserError as error:
+        journal.give_up("failed", str(error))
+        raise
     except BaseException as error:
-        journal.give_up("failed", str(error) or type(error).__name__)
+        journal.give_up("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
         of_sites.removeHandler(journal)

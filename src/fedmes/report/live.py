@@ -63,7 +63,7 @@ def over(found: Statuses) -> bool:
     return all(each.phase not in UNDER_WAY for each in found.values())
 
 
-# --- words and tables ------------------------------------------------------------------------------
+# --- words and tables -----------------------------------------------------------------------------
 
 
 def _state(directory: Path, found: Statuses) -> dict[str, Any]:
