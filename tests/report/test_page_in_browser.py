@@ -5,7 +5,7 @@ import pytest
 
 from fedmes.report.write import write_report
 from helpers import made
-from helpers.browser import IN_BROWSER, find, find_all, look, ready, serious
+from helpers.browser import IN_BROWSER, find, find_all, look, ready, serious, wait
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver import ActionChains, Keys
@@ -204,7 +204,7 @@ def test_arrow_keys_read_a_figure_aloud(opened):
 def test_a_figure_can_be_read_as_a_table(opened):
     summary = reach(opened, find(opened, "#g0-figure-accuracy summary"))
     summary.click()
-    rows = find_all(opened, "#g0-figure-accuracy details tbody tr")
+    rows = wait(opened, lambda page: find_all(page, "#g0-figure-accuracy details tbody tr"))
     assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == [
         f"after task {t}" for t in range(1, 5)
     ]
