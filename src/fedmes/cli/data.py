@@ -66,14 +66,19 @@ def fetch(
 @group.command(epilog="Example: fedmes data check cifar100 --root ~/data")
 def check(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="one data set; default: all")
+        str | None,
+        typer.Argument(metavar="NAME|DIR|FILE.npz", help="one data set, or your own; default: all"),
     ] = None,
     root: Root = None,
 ) -> None:
     """Read data sets as a run would and say whether they are complete.
 
-    The exit status is 1 if the named one cannot be used.
+    The exit status is 1 if the named one cannot be used. Of your own data: clients, tasks in their
+    order, classes, samples and sizes.
     """
+    if name is not None and Path(name).exists():
+        _own(Path(name))
+        return
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get, load
 
     root = root or data_root()
@@ -101,3 +106,11 @@ def check(
         print(f"{each}: {state}; {images}, in {places[0].parent}")
     if not usable and name is not None:
         raise typer.Exit(1)
+
+
+def _own(path: Path) -> None:
+    from fedmes.common.text import printable
+    from fedmes.scenario.summary import summary
+
+    for line in summary(path):
+        print(printable(line))
