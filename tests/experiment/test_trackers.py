@@ -65,7 +65,7 @@ def test_wandb_writes_offline(tmp_path, monkeypatch):
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
 def test_one_that_is_not_installed_is_said_before_the_start(tracker, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, tracker, None)
-    message = f"output.tracker: {tracker} is not installed; pip install 'fedmes[[]{tracker}[]]'"
+    message = f"output.tracker: {tracker} is not installed; pip install 'fedmes.{tracker}.'"
     with pytest.raises(fedmes.UserError, match=message):
         follow(tracker, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedmes.common.text import natural, printable
 from fedmes.config.catalog import role_of
+from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.methods import METHODS
@@ -241,7 +242,7 @@ def title_of(config: Config) -> str:
     """What runs of a group share."""
     name = config.benchmark
     if config.data.path is not None:
-        name = f"own data {Path(config.data.path).name}"
+        name = f"own data {Path(config.data.path).name}".removesuffix(f" {IN_MEMORY}")
     parts = [name, count(config.clients, "client"), count(config.tasks, "task")]
     parts.append(f"{plural('seed', len(config.seeds))} {', '.join(map(str, config.seeds))}")
     if config.eval.task_classes == "all":
