@@ -17,7 +17,7 @@ from fedmes.experiment import runner, simulation
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
-from fedmes.results import checkpoint
+from fedmes.results import checkpoint, status
 from helpers import inprocess
 from helpers.flower_runs import TINY, flower, loop
 from helpers.waiting import HANGS
@@ -158,6 +158,19 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
     assert np.isnan(result.acc[0, 2, 0]).all()  # nobody asked for its score when the task ended
     assert np.isfinite(result.acc[0, 2, 1]).all()
     assert np.isfinite(result.acc[0, :2, 1]).all()
+
+
+def test_sites_that_never_answer(tmp_path):
+    grid = inprocess.simulated(tmp_path, TINY["clients"])
+    grid.away = lambda k, message: message.metadata.message_type != "query"
+    with pytest.raises(UserError, match="no client has finished a task in this run; 0: no answer"):
+        flower(tmp_path, TINY, grid)
+    found = status.read(tmp_path)
+    assert (found.phase, found.rounds_done, found.accuracy) == ("failed", 4, None)
+    assert [(site.name, site.refusals) for site in found.sites] == [("0", 4), ("1", 4), ("2", 4)]
+    assert found.log[-1].text == (
+        "round 4/4, task 1/2: nobody; missing 0 (no answer), 1 (no answer), 2 (no answer)"
+    )
 
 
 @pytest.mark.slow

@@ -74,8 +74,9 @@ class Journal(logging.Handler):
         self._write()
 
     def begin(self, recorder: Recorder, done: int) -> None:
-        """Before this process's first round; what an earlier one wrote of later rounds is gone."""
+        """Before a training's first round; what was written of later rounds is gone."""
         self.recorder = recorder
+        self.rounds = rounds_csv.GrowingFile(self.directory / "rounds.csv")
         self.first = done
         self.began = time.monotonic()
         self.scored = bool(recorder.accuracy)

@@ -196,6 +196,8 @@ def _train_and_write(
     `directory`."""
     place = training.directory
     recorder = train(engine, training)
+    if not recorder.accuracy:  # as of sites that never answer
+        raise UserError("; ".join(["no client has finished a task in this run", *engine.notes]))
     _save_models(place, prepared, engine, recorder)
     _write_protocols(directory, prepared, engine, recorder)
     parameters = prepared.method.net.parameter_count
