@@ -98,7 +98,9 @@ def test_report_takes_results_and_directories(finished, tmp_path):
     assert "fedavg" in (tmp_path / "one.csv").read_text()
     both = fedmes.report({"fedavg": finished}, str(finished.directory), out=tmp_path / "two.html")
     assert f'<a href="{tmp_path}/two.html"' in both._repr_html_()
-    assert fedmes.report.figures  # the folder has the same name
+    from fedmes.report import figures  # the folder has the same name
+
+    assert fedmes.report.figures is figures
 
 
 # --- listeners ------------------------------------------------------------------------------------
