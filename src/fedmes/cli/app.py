@@ -62,7 +62,7 @@ COMMANDS = {
         "show",
         "Time a plain PyTorch loop, the loop and the stacked engine side by side on this machine.",
     ),
-    "list": ("show", "Show the methods, benchmarks and models there are."),
+    "list": ("show", "Show the methods, benchmarks, models and options there are."),
     "data": ("data", "List, download and verify data sets."),
     "site": ("federation", "Set up a site, a participant with its own data."),
     "federation": ("federation", "Run federations of several sites on Flower."),
@@ -91,7 +91,7 @@ app = typer.Typer(
     cls=Commands,
     help="Personalised federated continual learning: FedMeS and its neighbours.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 for name, (_, summary) in COMMANDS.items():

@@ -54,23 +54,30 @@ def bench(
 
 @app.command("list", epilog="Example: fedmes list methods")
 def list_names(
-    kind: Annotated[str | None, typer.Argument(metavar="[methods|benchmarks|models]")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[methods|benchmarks|models|options]")
+    ] = None,
 ) -> None:
-    """Show the methods, benchmarks and models there are."""
+    """Show the methods, benchmarks, models and options there are."""
     kinds: dict[str, Callable[[], dict[str, str]]] = {
         "methods": _method_summaries,
         "benchmarks": _benchmark_summaries,
         "models": _model_summaries,
+        "options": _option_summaries,
     }
     if kind is not None and kind not in kinds:
         raise unknown("kind", kind, kinds)
     console = Console()
     for name, summaries in kinds.items():
+        if kind is None and name == "options":  # they are pages
+            continue
         if kind is None:
             console.print(f"[bold]{name}[/bold]")
         if kind in (None, name):
             for item, summary in summaries().items():
-                console.print(f"{item:<14} {summary}", highlight=False, soft_wrap=True)
+                console.print(
+                    f"{item:<14} {summary}", highlight=False, soft_wrap=True, markup=False
+                )
 
 
 def _method_summaries() -> dict[str, str]:
@@ -83,6 +90,17 @@ def _benchmark_summaries() -> dict[str, str]:
     from fedmes.config.benchmarks import BENCHMARKS
 
     return {name: benchmark.summary for name, benchmark in BENCHMARKS.items()}
+
+
+def _option_summaries() -> dict[str, str]:
+    """For `--set KEY=VALUE` and TOML files, with their defaults."""
+    from fedmes.config.catalog import options
+
+    summaries = {}
+    for key, option in options().items():
+        default = option.default.replace("`", "") or "none"
+        summaries[f"{key} = {default}"] = option.summary
+    return summaries
 
 
 def _model_summaries() -> dict[str, str]:

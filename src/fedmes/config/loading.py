@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -124,7 +125,7 @@ def _explain(
     key = ".".join(part for part in parts if isinstance(part, str) and part.isidentifier())
     where = f" in {source}" if source else ""
     if first["type"] == "extra_forbidden":
-        text = str(unknown("key", key, known or _siblings(key)))
+        text = str(_unknown_key(key, known))
         return UserError(text.replace("';", f"'{where};", 1))
     reasons = set()
     for each in error.errors():
@@ -135,6 +136,18 @@ def _explain(
     if not isinstance(first["input"], dict):
         text += f", not {first['input']!r}"
     return UserError(text + where)
+
+
+def _unknown_key(key: str, known: list[str] | None) -> UserError:
+    """With the option of that name in a section, or the nearest one; all of them would be pages."""
+    if known:
+        return unknown("key", key, known)
+    named = [each for each in all_options() if each.rpartition(".")[2] == key.rpartition(".")[2]]
+    if named:
+        return UserError(f"unknown key '{key}'; did you mean '{named[0]}'?")
+    if "." not in key and not difflib.get_close_matches(key, all_options()):
+        return UserError(f"unknown key '{key}'; `fedmes list options` shows all")
+    return unknown("key", key, _siblings(key))
 
 
 def _siblings(key: str) -> list[str]:
