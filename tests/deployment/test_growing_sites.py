@@ -127,6 +127,8 @@ def test_a_site_leaves_and_comes_back(folders, tmp_path, clock):
         ["lyon"],
     )
     assert np.isfinite(result.acc[0, 1, 1]).all()  # what it had learned stays
+    shown = [site["name"] for site in json.loads((out / "status.json").read_text())["sites"]]
+    assert shown == ["berlin", "turin"]
     result = server.serve(grid_of(folders, NAMES), left, out)
     assert result.sites_left_out == {"lyon": "has left the federation"}
     back = growing.federation("fedavg", NAMES, AGREED, **LINEAR)

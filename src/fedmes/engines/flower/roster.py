@@ -49,10 +49,12 @@ class Roster:
 
     @property
     def sites(self) -> list[Site]:
-        """Those that were expected, then others that have been refused."""
+        """Those that are expected, then others that have been refused."""
         left_out = self.sites_left_out
         found = []
         for k, expected in enumerate(self._expected()):
+            if expected not in self.members:
+                continue
             name = self.names.get(k, expected)
             site = Site(
                 name=name,
