@@ -225,8 +225,8 @@ def test_figures_are_files_and_the_same_each_time(trained_runs, tmp_path):
         for n in ("per-client", "small-multiples", "wall-clock")
         for s in ("oblivious", "masked")
     }
-    assert files == sorted(f"{stem}.{kind}" for stem in stems for kind in ("png", "svg"))
+    assert files == sorted(f"{stem}.{kind}" for stem in stems for kind in ("png", "svg", "pdf"))
     (group,) = collect.collect([trained_runs / "fedmes"])[0]
     figures.save(figures.per_task(group.runs), tmp_path / "two", "per-task")
-    for file in ("per-task.png", "per-task.svg"):
+    for file in ("per-task.png", "per-task.svg", "per-task.pdf"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()

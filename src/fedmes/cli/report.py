@@ -37,7 +37,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="also the table as LaTeX")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="also the figures as PNG and SVG")
+        Path | None, typer.Option(metavar="DIR", help="also the figures as PNG, SVG and PDF")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

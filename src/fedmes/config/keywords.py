@@ -251,7 +251,7 @@ class Options(TypedDict, total=False):
     epochs: int | None
     batch: int | None
     seeds: list[int] | None
-    device: Literal["auto", "cpu", "cuda"] | None
+    device: str | None
     model: ModelKeys | str | Callable[..., Any] | None
     memory: MemoryKeys | int | list[int] | None
     engine: EngineKeys | Literal["auto", "loop", "stacked", "flower"] | None

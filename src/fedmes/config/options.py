@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,6 +26,8 @@ from fedmes.config.method_options import (
 from fedmes.config.section import Count, Positive, Role, Section, option
 from fedmes.config.training_options import KNN, Eval, Memory, Model, Optim, Train
 from fedmes.errors import UserError
+
+DEVICE = r"auto|cpu|cuda(:\d+)?"
 
 
 class Engine(Section):
@@ -158,9 +161,10 @@ class Config(Section):
         metavar="S1,S2,...",
         role="data",
     )
-    device: Literal["auto", "cpu", "cuda"] = option(
+    device: str = option(
         "auto",
-        "auto, cpu or cuda. `auto` takes a GPU if there is one.",
+        "auto, cpu, cuda or cuda:N. `auto` takes a GPU if there is one; `cuda:1` the second of "
+        "several.",
         flag="--device",
         metavar="NAME",
         role="engine",
@@ -208,6 +212,13 @@ class Config(Section):
             return content
         known = content.keys() - found.keys()
         return {key: content[key] for key in known} | {"custom": found}
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if re.fullmatch(DEVICE, value) is None:
+            raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return value
 
     @field_validator("seeds")
     @classmethod

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from fedmes.config.options import Config
+from fedmes.config.options import DEVICE, Config
 from fedmes.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise UserError(f"device: must be 'auto', 'cpu' or 'cuda', not '{name}'")
+    """The device of this name. One GPU of several becomes the one that `cuda` means."""
+    if re.fullmatch(DEVICE, name) is None:
+        raise UserError(f"device: must be auto, cpu, cuda or cuda:N, not '{name}'")
     there = torch.cuda.is_available()
-    if name == "cuda" and not there:
+    if name.startswith("cuda") and not there:
         raise UserError("device: there is no CUDA device on this machine; use --device cpu")
     if name == "cpu" or not there:
         return torch.device("cpu")
+    _, _, number = name.partition(":")
+    if number:
+        count = torch.cuda.device_count()
+        if int(number) >= count:
+            raise UserError(f"device: {name}, but this machine has cuda:0 to cuda:{count - 1}")
+        torch.cuda.set_device(int(number))
     return torch.device("cuda")
 
 

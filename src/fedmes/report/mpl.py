@@ -56,6 +56,7 @@ SETTINGS: Any = {
     "legend.frameon": False,
     "savefig.dpi": 150,
     "svg.hashsalt": "fedmes",
+    "pdf.fonttype": 42,  # TrueType, which journals ask for
     "axes.unicode_minus": True,
     "text.parse_math": False,  # names of runs and clients come from anywhere
 }

@@ -77,7 +77,8 @@ def write_report(
     latex: Path | None = None,
     figures: Path | None = None,
 ) -> Report:
-    """The page and, where asked for, the table as CSV and LaTeX and the figures as PNG and SVG."""
+    """The page and, where asked for, the table as CSV and LaTeX and the figures as PNG, SVG
+    and PDF."""
     from fedmes.report.page import page
 
     groups, left_out = collect.collect(directories)
