@@ -233,7 +233,7 @@ FORGED = {
     "a type without its state": Array(1, (1,), Kind("i8", None), False, ADDRESSES[:4]),
     "too few bytes": Array(1, (2**40,), U1, False, ADDRESSES),
     "negative sizes": Array(1, (-1, -8), U1, False, ADDRESSES),
-    "a list of objects": Array(1, (1,), I8, False, [print]),
+    "a list of objects": Array(1, (1,), I8, False, [len]),
     "no shape": Array(1, None, U1, False, ADDRESSES),
     "a name that would be endless as a text": Array(
         1, (1,), Kind(nested(), NUMBER), False, ADDRESSES

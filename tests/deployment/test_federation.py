@@ -154,7 +154,7 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     last = (tmp_path / "out/progress.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["rounds_done"] == 2
     stream = (federation.log / "run2.log").read_text()
-    assert "\nfedmes: round 2: 0, 1; accuracy so far 0 " in stream
+    assert "\nfedmes: round 2/2, task 2/2: 0, 1; accuracy so far 0." in stream
     assert f"\nfedmes: finished, the result is in {tmp_path / 'out'}\n" in stream
     for reason, log in refused.items():
         until(lambda name=reason: not federation.supervisor.alive(name), reason)

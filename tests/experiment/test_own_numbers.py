@@ -81,11 +81,9 @@ def test_events_have_the_mean_over_clients(tmp_path):
         "tensorboard.backend.event_processing.event_accumulator",
         reason="tensorboard is not installed",
     )
-    from fedmes.experiment.tensorboard import event_files
-
-    with event_files(tmp_path / "events", [0]) as listener:
-        fedmes.run(method=Telling, on_progress=listener, out=tmp_path / "out", **TINY)
-    found = reader.EventAccumulator(str(tmp_path / "events/seed0"))
+    tracked = TINY | {"output.tracker": "tensorboard"}
+    fedmes.run(method=Telling, out=tmp_path / "out", **tracked)
+    found = reader.EventAccumulator(str(tmp_path / "out/tensorboard/seed0"))
     found.Reload()
     values = [event.value for event in found.Scalars("round/bias")]
     pairs = np.array([float(row["bias"]) for row in rows_of(tmp_path / "out")]).reshape(4, 2)

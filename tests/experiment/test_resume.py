@@ -245,7 +245,7 @@ def test_a_file_keeps_every_bit(engine, tmp_path):
     numbers = OPTIONS | {"seeds": [0, 1], "engine": engine, "model.width": 24, "model.dropout": 0.2}
     prepared = prepare(config.load(None, numbers))
     with devices.numerics(prepared.config):
-        run, again = runner._engine(prepared), runner._engine(prepared)
+        run, again = runner.local_engine(prepared), runner.local_engine(prepared)
         for g in range(9):
             run.round(g)
             run.evaluate(g)
@@ -257,5 +257,5 @@ def test_a_file_keeps_every_bit(engine, tmp_path):
                     name for name, t in run.snapshot().items() if not t.equal(theirs[name])
                 ] == []
             checkpoint.save(tmp_path, g + 1, run.snapshot(), {})
-            again = runner._engine(prepared)
+            again = runner.local_engine(prepared)
             again.restore(checkpoint.latest(tmp_path)[0])

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.torchvision_operators import declared
+
 SIDE = 6  # of an image, in pixels
 CLASSES = 4
 WORDS = 11
@@ -149,7 +151,9 @@ def hugging_face(shape, classes):
         image_size=SIDE, patch_size=3, num_channels=shape[0], hidden_size=8, num_hidden_layers=1,
         num_attention_heads=2, intermediate_size=16,
     )  # fmt: skip
-    return HuggingFace(transformers.ViTModel(made, add_pooling_layer=False), classes)
+    with declared():  # it imports torchvision
+        body = transformers.ViTModel(made, add_pooling_layer=False)
+    return HuggingFace(body, classes)
 
 
 class HuggingFace(nn.Module):
