@@ -55,7 +55,7 @@ def test_every_option_of_a_file_is_a_typed_keyword():
 def test_signatures_name_every_option(function):
     named = inspect.signature(function).parameters
     assert {"rounds", "optim", "engine", "out", "on_progress"} <= named.keys()
-    assert ("method" in named) and str(named["device"].annotation).startswith('Literal["auto"')
+    assert "method" in named and named["device"].annotation == "str"
     assert not any(each.kind is each.VAR_KEYWORD for each in named.values())
 
 
