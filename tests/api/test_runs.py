@@ -83,6 +83,7 @@ def test_load_gives_the_same_result(finished):
         fedmes.load(finished.directory / "seed0")
 
 
+@pytest.mark.slow
 def test_compare_takes_names_and_classes_and_reuses(finished, tmp_path):
     found = fedmes.compare(["fedavg", Half], out=tmp_path, **TINY)
     assert list(found) == ["fedavg", "Half"]

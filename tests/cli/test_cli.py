@@ -72,6 +72,7 @@ def test_every_help_has_an_example(tmp_path):
         assert "Example: fedmes" in fedmes(command, "--help", cwd=tmp_path)[1]
 
 
+@pytest.mark.slow
 def test_list(tmp_path):
     status, out, _ = fedmes("list", cwd=tmp_path)
     assert status == 0

@@ -146,6 +146,7 @@ def npz_bytes():
         return file.read()
 
 
+@pytest.mark.slow
 @cases(70)
 @given(damaged(npz_bytes()))
 def test_damaged_arrays(content):

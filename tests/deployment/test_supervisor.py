@@ -60,6 +60,7 @@ def running(pid):
         return False
 
 
+@pytest.mark.slow
 @linux
 def test_a_dead_process_is_started_again_and_its_children_are_not_left(tmp_path, supervisor):
     notes = tmp_path / "notes"

@@ -359,6 +359,7 @@ def test_words_of_a_refusal_are_shown_in_one_line(prepared, honest):
 # --- a whole run ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_with_a_liar_is_a_run_without_it(prepared, tmp_path):
     """Another forgery in each round, and what is left is what the honest two make of it; also after
     a stop."""

@@ -108,6 +108,7 @@ def test_a_server_that_dies_goes_on(method, when, tmp_path, monkeypatch):
     same(want, got, tmp_path / "loop", out)
 
 
+@pytest.mark.slow
 def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
     options = config.load(None, TINY | {"method": "fedmes", "engine.name": "flower"})
     prepared = prepare(options)

@@ -215,6 +215,7 @@ class Rows(nn.Module):
         return self.lstm(x[:, 0])[0][:, -1]
 
 
+@pytest.mark.slow
 def test_a_network_that_cannot_be_stacked_is_trained_by_the_loop(tmp_path):
     options = {"clients": 2, "tasks": 1, "rounds": 1, "epochs": 1}
     result = fedmes.run(**options, model=Rows, out=tmp_path / "out")

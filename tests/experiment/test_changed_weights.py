@@ -108,6 +108,7 @@ def test_a_finished_run_goes_on_with_its_own_weights_alone(here, command):
     assert "reused" in command(*extend)[2]
 
 
+@pytest.mark.slow
 def test_a_client_on_another_machine_is_told_where_its_weights_are(here, command):
     fedmes.run(out="run", **options("loop"))
     about = json.loads((here / "run/seed0/client0/client.json").read_text())

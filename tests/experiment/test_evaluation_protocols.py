@@ -105,6 +105,7 @@ def test_a_training_that_was_stopped_keeps_what_it_has_seen(tmp_path):
         np.testing.assert_equal(tables(tmp_path / name), tables(tmp_path / "undisturbed" / name))
 
 
+@pytest.mark.slow
 def test_checkpoints_from_before_there_were_protocols(tmp_path):
     """They name none, and the run itself goes on; a file that leaves the run itself out does no
     harm either."""

@@ -165,6 +165,7 @@ def test_a_killed_extension_is_resumed(parts, tmp_path):
         assert len(resumed.rounds) == len(whole.rounds)
 
 
+@pytest.mark.slow
 def test_twice(parts, tmp_path):
     first, then, _ = parts
     last = write(tmp_path / "last.npz", rows((4,), clients="b"))  # client a has no further task

@@ -97,6 +97,7 @@ def test_prediction_sees_a_file_as_training_did(photos, tmp_path):
     torch.testing.assert_close(found, made.samples.x[: len(files)], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_and_an_extended_run_keep_the_size(photos, tmp_path):
     fedmes.run(**SMALL, data=photos, out=tmp_path / "run")
     assert fedmes.run(**SMALL, data=photos, out=tmp_path / "run", resume=True).reused

@@ -157,6 +157,7 @@ def test_a_page_is_replaced_whole(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"]
 
 
+@pytest.mark.slow
 def test_a_report_needs_neither_torch_nor_matplotlib(tmp_path):
     made.write(tmp_path / "a", made.triangle([0.5]))
     code = (

@@ -342,6 +342,7 @@ def test_twenty_large_directories_make_a_page_below_eight_megabytes(tmp_path):
     assert not numbers  # nothing is more precise than it is printed
 
 
+@pytest.mark.slow
 def test_own_data_are_named_in_the_command(own_npz, tmp_path):
     fedmes.run(
         data={"path": str(own_npz)},

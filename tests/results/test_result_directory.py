@@ -87,6 +87,7 @@ def test_metrics_come_from_the_stored_accuracies(run_directory):
         assert content["metrics_nolip"]["masked"] == metrics.summary(arrays["acc_masked_nolip"])
 
 
+@pytest.mark.slow
 def test_the_network_is_never_worse_with_the_task_id(tmp_path):
     """The choice is among fewer of the same classes, whatever else the task has for others."""
     options = SMALL | {"benchmark": "synthetic", "stream": {"classes_max": 3}}
@@ -240,6 +241,7 @@ def test_clients_with_different_numbers_of_tasks(own_npz, tmp_path):
     assert np.bincount(memory["task"]).tolist() == [3, 3]  # m // T with the client's own T
 
 
+@pytest.mark.slow
 def test_a_file_that_several_processes_write_is_always_whole(tmp_path):
     """As where two terminals run studies that share a page."""
     write = "import sys; from pathlib import Path; from fedmes.common.files import replace_text"

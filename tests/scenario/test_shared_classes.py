@@ -86,6 +86,7 @@ def trained(**options):
     return engine.server_state(0)["w.head.weight"]
 
 
+@pytest.mark.slow
 def test_the_balance_of_fedmes_plus_knows_which_classes_the_batch_has():
     plain, balanced = trained(**{"fedmesplus.balance": 0}), trained(**{"fedmesplus.balance": 5})
     assert (plain - balanced).abs().max() > 1e-3

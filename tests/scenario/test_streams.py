@@ -29,6 +29,7 @@ everywhere = pytest.mark.parametrize("size", SIZES)
 # --- invariants -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @everywhere
 def test_blocks_partition_the_classes(size):
     for seed in SEEDS:

@@ -28,6 +28,7 @@ def test_how_a_run_was_computed_does_not_matter_unless_it_is_asked_for(tmp_path)
     assert "optim.lr 0.5, not 0.001" in missing.reason
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_defaults_of_other_methods(tmp_path):
     scope = Scope(
         "table1",
@@ -107,6 +108,7 @@ def test_memories_are_shared_out_in_equal_parts():
         runs.spread((10, 20, 30, 40, 50), 4)
 
 
+@pytest.mark.slow
 def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(tmp_path):
     scope = Scope(
         "lr", tmp_path, benchmarks=("split-cifar100",), methods=("fedavg", "fedmes", "ditto")

@@ -14,6 +14,7 @@ from helpers.tiny_studies import put, reproduce, rows, tiny
 # --- tables beside the paper's numbers, of results made by hand -----------------------------------
 
 
+@pytest.mark.slow
 def test_the_papers_numbers_stand_beside_ours_and_missing_cells_are_open(tmp_path):
     scope = Scope("table1", tmp_path, clients=(10,), benchmarks=("split-cifar100", "split-core50"))
     by_name = {(trial.config.benchmark, trial.line.label): trial for trial in runs.wanted(scope)}
@@ -119,6 +120,7 @@ def test_what_a_study_says_does_not_need_more_than_three_small_files(tmp_path):
     assert float(zero["Acc less the first's, masked std"]) == pytest.approx(np.std([0.1, 0, -0.1]))
 
 
+@pytest.mark.slow
 def test_what_no_run_has_is_no_column_though_others_are_open(tmp_path):
     scope = Scope("parts", tmp_path, benchmarks=("split-emnist",), methods=("whole", "teach=0"))
     whole, _ = runs.wanted(scope)
@@ -148,6 +150,7 @@ def test_the_line_of_a_default_waits_for_its_run(tmp_path):
     assert lines() == pytest.approx([0.2, 0.3])
 
 
+@pytest.mark.slow
 def test_a_method_beyond_the_papers_may_join(tmp_path):
     scope = Scope(
         "table1",
