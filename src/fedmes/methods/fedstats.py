@@ -61,8 +61,11 @@ class FedStats(FedAvg):
 
     def sums(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
         """Over the round's samples."""
+        return self.sums_of(self.features(state, batch.x), batch)
+
+    def sums_of(self, features: Tensor, batch: Batch) -> Tensors:
         mask = batch.mask[:, None].double()
-        features = mask * self.features(state, batch.x)
+        features = mask * features
         classes = torch.arange(self.classes, device=batch.y.device)
         member = mask * (batch.y[:, None] == classes)
         rows, columns = torch.triu_indices(self.width, self.width, device=batch.y.device)
@@ -140,10 +143,10 @@ class FedStats(FedAvg):
     def tuned(self, state: Tensors, everyone: Tensors, own: Tensors, store: Batch) -> Tensor:
         """The share of one's own sums that does best on the memory, whose samples are taken out of
         all sums for it."""
-        held_back = self.sums(state, everyone, store)
+        features = self.features(state, store.x)
+        held_back = self.sums_of(features, store)
         others = {name: everyone[name] - t for name, t in held_back.items()}
         own_others = {name: own[name] - t for name, t in held_back.items()}
-        features = self.features(state, store.x)
         right: list[Tensor] = []
         for share in SHARES:
             weight, bias = self.head(others, own_others, share)
