@@ -63,6 +63,7 @@ def test_each_study_from_end_to_end_and_again_without_training(root, study):
         ".json",
         ".png",
         ".svg",
+        ".pdf",
     }
     assert "quick" not in " ".join(path.name for path in folder.iterdir()) + written.text.lower()
     for path in folder.glob("*.png"):
@@ -146,7 +147,7 @@ def test_a_quick_version_says_so_everywhere(tmp_path, study):
             put(trial, 0.5, 0.6, 0.4 if trial.config.method == "fedmes" else None)
     written = reproduce(scope, None)
     files = list((tmp_path / "quick" / study).iterdir())
-    assert len({path.suffix for path in files}) == 6
+    assert len({path.suffix for path in files}) == 7
     assert all(path.name.startswith(f"{study}-quick") for path in files)
     assert "# " + STUDIES[study].title + " (quick version)" in written.text
     assert studies.QUICK in written.text
