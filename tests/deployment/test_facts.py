@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fedmes import config
-from fedmes.deployment import facts
+from fedmes.deployment import facts, site
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import agreement
 from helpers.forked import fedmes
@@ -166,6 +166,8 @@ def test_commands(tmp_path, data):
     status, out, err = fedmes("federation", "config", *files, "--set", "rounds=2", cwd=tmp_path)
     assert (status, err) == (0, "")
     assert tomllib.loads(out)["rounds"] == 2
-    assert tomllib.loads(out)["federation"]["classes"] == ["bolt", "nut", "axle", "gear"]
+    agreed = tomllib.loads(out)["federation"]
+    assert agreed["classes"] == ["bolt", "nut", "axle", "gear"]
+    assert agreed["keys"] == [site.fingerprint(tmp_path / name) for name in ("north", "south")]
     status, out, err = fedmes("federation", "config", "north/site.toml", cwd=tmp_path)
     assert (status, out) == (2, "") and err.startswith("error: north/site.toml: not the facts")

@@ -40,6 +40,7 @@ class Grid:
         self.away = lambda node, message: False  # who does not answer
         self.gone = lambda: ()  # who is not even connected
         self.starts = lambda k: 1  # how often its SuperNode has been started
+        self.keys = {}  # public keys that SuperNodes have shown, in PEM
         self.forged = lambda node, kind, content: content  # what somebody makes of an answer
         self.replies, self.received, self.sent = {}, [], 0
 
@@ -49,7 +50,11 @@ class Grid:
 
     def get_nodes(self):
         return [
-            NodeInfo(node_id=node, last_activated_at=str(self.starts(node - 100)))
+            NodeInfo(
+                node_id=node,
+                last_activated_at=str(self.starts(node - 100)),
+                public_key=self.keys.get(node - 100, b""),
+            )
             for node in self.get_node_ids()
         ]
 

@@ -58,7 +58,7 @@ def init(
     """
     require_flower()
     from fedmes.deployment.facts import FILE, facts_of
-    from fedmes.deployment.site import create, instructions
+    from fedmes.deployment.site import create, fingerprint, instructions
     from fedmes.models.pretrained import read_weights
 
     directory = directory.resolve()
@@ -70,7 +70,7 @@ def init(
         read_weights(weights)
         content["weights"] = str(weights.resolve())
     create(directory, name, content)
-    found.write(directory / FILE)
+    found.with_key(fingerprint(directory)).write(directory / FILE)
     print(f"{found.describe()}\n")
     print(instructions(directory, name, directory / FILE))
 
@@ -83,14 +83,14 @@ def facts(
     """Write the facts about a site's data again, as when it has grown or a size was agreed on."""
     require_flower()
     from fedmes.deployment.facts import FILE, facts_of
-    from fedmes.deployment.site import read
+    from fedmes.deployment.site import fingerprint, read
     from fedmes.errors import UserError
 
     about = read(directory)
     if "data" not in about:
         raise UserError(f"{directory}: a site of a trial, with a part of a benchmark, has no facts")
     found = facts_of(str(about["name"]), Path(about["data"]), image_size)
-    found.write(directory / FILE)
+    found.with_key(fingerprint(directory)).write(directory / FILE)
     print(f"{found.describe()}\n\nsend this file to the federation's operator:")
     print(directory.resolve() / FILE)
 

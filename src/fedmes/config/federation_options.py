@@ -61,6 +61,13 @@ class FederationOptions(Section):
         "real sites: their names, in the order of clients ([deployment.md](deployment.md))",
         unset="none",
     )
+    keys: list[Annotated[str, Field(pattern=r"^(SHA256:[A-Za-z0-9+/]{43})?$")]] = option(
+        [],
+        "real sites: the fingerprint of each site's key, in the order of `federation.sites`, as "
+        "`fedmes site init` and `ssh-keygen -lf key.pub` print it. A node with another key is "
+        "refused under that name; an empty one leaves a name to whoever comes first.",
+        unset="none",
+    )
     former: list[str] = option(
         [],
         "real sites: those that have left. They keep their number. The server writes it when a "
@@ -103,6 +110,20 @@ class FederationOptions(Section):
     def members(self) -> list[str]:
         """The sites that have not left."""
         return [name for name in self.sites if name not in self.former]
+
+    @property
+    def key_of(self) -> dict[str, str]:
+        """The fingerprints of the sites whose names are bound to a key."""
+        bound = dict(zip(self.sites, self.keys, strict=False))
+        return {name: key for name, key in bound.items() if key}
+
+    @model_validator(mode="after")
+    def _bound(self) -> FederationOptions:
+        if self.keys and len(self.keys) != len(self.sites):
+            raise ValueError(f"{len(self.keys)} keys for {len(self.sites)} sites")
+        if len(set(self.key_of.values())) < len(self.key_of):
+            raise ValueError("a key is given twice")
+        return self
 
     @model_validator(mode="after")
     def _whole(self) -> FederationOptions:

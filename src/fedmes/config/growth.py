@@ -15,7 +15,8 @@ from fedmes.config.options import Config
 
 COUNTS = ("clients", "tasks")
 LISTS = ("memory.size", "federation.sites", "federation.classes", "federation.earlier")
-FREE = ("federation.former",)  # sites leave and come back
+# sites leave and come back, and get new keys
+FREE = ("federation.former", "federation.keys")
 
 
 def follows(key: str, stored: Any, new: Any) -> bool:
@@ -48,8 +49,10 @@ def grown(stored: Config, asked: Config) -> Config:
     before = stored.federation
     now = asked.federation
     sites = list(dict.fromkeys([*before.sites, *now.members]))
+    keys = [now.key_of.get(name, "") for name in sites]
     changes: dict[str, Any] = {
         "federation.sites": sites,
+        "federation.keys": keys if now.keys else [],
         "federation.former": [name for name in sites if name not in now.members],
         "clients": len(sites),
         "tasks": max(stored.tasks, asked.tasks),

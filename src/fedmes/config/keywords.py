@@ -216,6 +216,7 @@ class FederationKeys(TypedDict, total=False):
 
     name: str
     sites: list[str]
+    keys: list[str]
     former: list[str]
     classes: list[str]
     earlier: list[int]

@@ -82,6 +82,7 @@ class SiteFacts(Form):
 
     format: Literal["fedmes-site-facts-1"]
     name: Line
+    key: Line | None = None  # the fingerprint of its key; facts of earlier versions have none
     samples: Literal["uint8", "float32", "int64"]
     # channels, height, width, where 0 stands for several sizes; or one length
     shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
@@ -129,6 +130,9 @@ class SiteFacts(Form):
             counts = f"{task.train:6} + {task.test}"
             lines.append(f"  {task.name:{width}} {counts}  {', '.join(task.classes)}")
         return "\n".join(lines)
+
+    def with_key(self, fingerprint: str) -> SiteFacts:
+        return self.model_copy(update={"key": fingerprint})
 
     def write(self, path: Path) -> None:
         replace_text(path, toml_text(self.model_dump()))
@@ -202,6 +206,8 @@ def federation_config(paths: Sequence[Path], options: Mapping[str, Any]) -> Conf
         sites[facts.name] = path
         found.append(facts)
     known: dict[str, Any] = {"federation.sites": list(sites), "federation.classes": _classes(found)}
+    if any(facts.key for facts in found):
+        known["federation.keys"] = [facts.key or "" for facts in found]
     most = max(len(facts.tasks) for facts in found)
     known |= {"method": METHOD, "tasks": max(ROOM, 2 * most)}
     any_shape = {"federation.shape": [1]}

@@ -53,6 +53,16 @@ def read(folder: Path) -> dict[str, Any]:
     return about
 
 
+def fingerprint(folder: Path) -> str:
+    """Of the site's public key, by which the server tells this site from others."""
+    from fedmes.engines.flower.identity import fingerprint_of_line
+
+    try:
+        return fingerprint_of_line((folder / "key.pub").read_text(encoding="utf-8"))
+    except (OSError, ValueError, IndexError) as error:
+        raise UserError(f"{folder / 'key.pub'}: not a site's public key ({error})") from None
+
+
 def supernode_arguments(
     directory: Path, superlink: str, authority: Path | str, port: int
 ) -> list[str]:
@@ -73,7 +83,8 @@ def instructions(directory: Path, name: str, facts: Path) -> str:
     return (
         f"site {name} is in {directory}; its data stays where it is\n\n"
         f"send this line to the federation's operator (it is public; {directory / 'key'} is not):\n"
-        f"{(directory / 'key.pub').read_text()}\n"
+        f"{(directory / 'key.pub').read_text()}"
+        f"its fingerprint, which the operator reads back to you: {fingerprint(directory)}\n\n"
         f"and this file, with what is said above and nothing else of the data:\n{facts}\n\n"
         f"once it is registered, with the operator's ca.crt and address:\n"
         f"FLWR_TELEMETRY_ENABLED=0 OMP_NUM_THREADS=1 {command}"

@@ -53,6 +53,9 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
         places = [_place(directory / "sites" / name, content) for name, content in sites.items()]
+        if config.federation.sites:
+            keys = list(map(site.fingerprint, places))
+            run_dir.claim(directory, config.with_({"federation.keys": keys}))
         with Federation(folder, places) as federation:
             federation.submit(config=str(directory / "config.toml"), out=str(directory))
             status = federation.wait(meanwhile=progress.read)

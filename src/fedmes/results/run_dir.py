@@ -31,6 +31,8 @@ from fedmes.results.rounds_csv import COUNTED
 
 # in the directory of a finished run: the same run once more, until that is finished too
 AGAIN = "again"
+# who follows a run, and by which keys its sites are known, changes nothing of what is computed
+NO_DIFFERENCE = ("output.tracker", "federation.keys")
 
 T = TypeVar("T")
 
@@ -382,6 +384,6 @@ def _differences(
     differing = []
     for key in sorted(keys):
         stored = there.get(key, defaults.get(key))
-        if stored != here.get(key) and key != "output.tracker":  # who follows a run changes nothing
+        if stored != here.get(key) and key not in NO_DIFFERENCE:
             differing.append(f"{key}: {stored} there, {here.get(key)} here")
     return differing

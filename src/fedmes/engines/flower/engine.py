@@ -25,7 +25,7 @@ from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
-from fedmes.engines.flower import messages, privacy
+from fedmes.engines.flower import identity, messages, privacy
 from fedmes.engines.flower.answers import Hello, Limits, Refusal, Scored, Trained, unreadable
 from fedmes.engines.flower.exchange import POLL, Exchange, Good
 from fedmes.engines.flower.roster import Roster, log
@@ -114,17 +114,22 @@ class FlowerEngine(Roster):
 
     def _meet(self) -> int:
         """Ask new nodes for their names. How many sites are there?"""
-        there = set(self.grid.get_node_ids())
-        self._greet(sorted(there - {*self.nodes.values(), *self.refused, *self.proposed}))
-        return len(there & {*self.nodes.values(), *self.proposed})
+        self._connected(set(self.grid.get_node_ids()))
+        known = {*self.nodes.values(), *self.refused, *self.proposed, *self.rivals}
+        self._greet(sorted(self.there - known))
+        return len(self.there & {*self.nodes.values(), *self.proposed})
 
     def _greet(self, nodes: Sequence[int]) -> None:
+        if self.config.federation.keys and nodes:
+            self.keys = identity.fingerprints(self.grid)
         for s in range(len(self.servers)):
-            asked = [node for node in nodes if node not in self.refused]
+            asked = [node for node in nodes if node not in {*self.refused, *self.rivals}]
             orders = {node: self._message("query", node, s, {}, {}) for node in asked}
             for node, answer in self.exchange.ask("query", orders, self.limits).items():
                 if isinstance(answer, Refusal):
                     name = answer.name or f"node {node}"
+                    if self._takes_anothers_place(node, name):
+                        continue
                     if not self._proposes(node, name, answer.classes):
                         self._refuse(node, name, self._reason(answer))
                 else:
@@ -144,6 +149,8 @@ class FlowerEngine(Roster):
             return
         if hello.name in self.config.federation.former:
             self._refuse(node, hello.name, "has left the federation")
+            return
+        if self._takes_anothers_place(node, hello.name, k):
             return
         self.refused = {other: who for other, who in self.refused.items() if who[0] != hello.name}
         self.nodes[k] = node

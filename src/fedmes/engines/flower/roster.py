@@ -7,6 +7,7 @@ from collections import Counter
 from datetime import datetime
 
 from fedmes.config.options import Config
+from fedmes.engines.flower.identity import NO_KEY
 from fedmes.results.status import Site, now
 
 NEVER_THERE = "was never there"
@@ -27,6 +28,9 @@ class Roster:
         self.samples: dict[tuple[int, int], int] = {}
         self.seen: dict[int, datetime] = {}  # client -> when it last answered
         self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is excluded
+        self.there: set[int] = set()  # the nodes that are connected
+        self.keys: dict[int, str] = {}  # node -> the fingerprint of its key, where names are bound
+        self.rivals: dict[int, int] = {}  # node -> the one that has the name which it wants
         # node -> its name, and its classes that nobody listed
         self.proposed: dict[int, tuple[str, list[str]]] = {}
         self.absent: dict[int, str] = {}  # client -> why its last answer did not count
@@ -97,6 +101,38 @@ class Roster:
     def _refuse(self, node: int, name: str, reason: str) -> None:
         self.refused[node] = name, reason
         log.info("site %s is left out: %s", name, reason)
+
+    def _takes_anothers_place(self, node: int, name: str, k: int | None = None) -> bool:
+        """Does a node come under a name that is bound to another key, or that another node has?"""
+        bound = self.config.federation.key_of.get(name)
+        found = self.keys.get(node, NO_KEY)
+        if bound is not None and found != bound:
+            reason = f"says that it is {name}, whose key is {bound}; its own is {found}"
+            self._refuse(node, f"node {node}", reason)
+            return True
+        first = self._holder(name, k)
+        if first in (None, node):
+            return False
+        self.rivals[node] = first
+        reason = f"node {node} says that it is {name}, which node {first} is already"
+        self.failures[reason] += 1
+        log.info("%s", reason)
+        return True
+
+    def _holder(self, name: str, k: int | None) -> int | None:
+        """The node that is there under this name, or as client `k`."""
+        for client, node in self.nodes.items():
+            if node in self.there and (client == k or self.names[client] == name):
+                return node
+        for node, (proposer, _) in self.proposed.items():
+            if node in self.there and proposer == name:
+                return node
+        return None
+
+    def _connected(self, there: set[int]) -> None:
+        """These nodes are there now; those that have gone leave their names to their rivals."""
+        self.there = there
+        self.rivals = {node: first for node, first in self.rivals.items() if first in there}
 
     def _refusing(self) -> int:
         """How many of the expected sites have refused to take part."""
