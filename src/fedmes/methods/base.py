@@ -91,6 +91,10 @@ class Method:
     options: Any = None  # their values
     # can clients be added between rounds? Not where the place of an entry depends on their number
     sites_may_join: bool = True
+    # what `aggregate` needs of uploads: their "mean" alone, their "sum" alone, or each "individual"
+    aggregation: ClassVar[str] = "individual"
+    # what weighs a client in that mean: its "samples", or "uniform" for equal weights
+    average: ClassVar[str] = "samples"
     # options for all methods that this one ignores
     unused: ClassVar[tuple[str, ...]] = ()
     # (state, broadcast, batch) -> sums over the round's samples, added up in chunks before

@@ -27,7 +27,7 @@ class FedAvg(Method):
     2017. State: the model `w.*`, the optimizer `opt.*`, running sums `log.*` for the report.
     """
 
-    average: ClassVar[str] = "samples"  # how the server weighs clients: "samples" or "uniform"
+    aggregation: ClassVar[str] = "mean"
     eval_model: str = "global"  # the model that predicts; eval.model overrides it
 
     def __init__(self, net: Net, config: Config) -> None:

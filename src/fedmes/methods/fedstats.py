@@ -35,6 +35,7 @@ class FedStats(FedAvg):
     """
 
     Options = FedstatsOptions
+    aggregation = "sum"
     eval_model = "personal"
     unused = ("optim.lr", "optim.gamma")
 

@@ -38,6 +38,7 @@ class FedWeIT(FedAvg):
     """
 
     Options = FedweitOptions
+    aggregation = "individual"  # the knowledge base keeps what each client sent
     eval_model = "personal"
     unused = ("train.scope",)  # a task's head is about the task's classes
 
