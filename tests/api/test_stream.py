@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 
 import fedmes
-
-TINY = {
-    "method": "fedavg",
-    "clients": 2,
-    "tasks": 2,
-    "rounds": 2,
-    "epochs": 1,
-    "model": "linear",
-    "stream": {"frac": 3},
-}
+from helpers.tiny_runs import TINY
 
 
 @pytest.fixture(scope="module")

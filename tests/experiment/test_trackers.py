@@ -5,24 +5,16 @@ import sys
 import pytest
 
 import fedmes
+from helpers.tiny_runs import TINY
 
-TINY = {
-    "method": "fedavg",
-    "clients": 2,
-    "tasks": 2,
-    "rounds": 2,
-    "epochs": 1,
-    "model": "linear",
-    "stream": {"frac": 3},
-    "seeds": [0, 4],
-}
+TWO_SEEDS = TINY | {"seeds": [0, 4]}
 
 
 def follow(tracker, out, **more):
     """A run, and what a listener was told."""
     told = []
     result = fedmes.run(
-        out=out, output={"tracker": tracker, **more}, on_progress=told.append, **TINY
+        out=out, output={"tracker": tracker, **more}, on_progress=told.append, **TWO_SEEDS
     )
     return result, told
 
@@ -73,7 +65,7 @@ def test_one_that_is_not_installed_is_said_before_the_start(tracker, tmp_path, m
 
 def test_who_follows_is_no_part_of_what_is_run(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    first = fedmes.run(out=tmp_path / "run", **TINY)
+    first = fedmes.run(out=tmp_path / "run", **TWO_SEEDS)
     with pytest.warns(UserWarning, match="its result is reused"):
         result, _ = follow("tensorboard", tmp_path / "run")
     assert result.reused and result.config.output.tracker == "none" and not first.reused

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from fedmes.results import rounds_csv, run_dir, status
+from fedmes.results import accuracy_file, rounds_csv, run_dir, status
 from fedmes.results.status import LogLine
 from helpers import made
 
@@ -20,7 +20,7 @@ def write(directory, tasks_done, tasks=3, method="fedmes", **about):
     rows = [row for row in result.rounds if row["task"] < tasks_done]
     (directory / "rounds.csv").write_text(rounds_csv.text(rows), newline="")
     if tasks_done:
-        run_dir.write_accuracy(directory, result.accuracy)
+        accuracy_file.write(directory, result.accuracy, result.ahead)
     place = {
         "task": tasks_done,
         "round": 2,

@@ -10,6 +10,7 @@ from fedmes.results.metrics import (
     accuracy_after,
     backward_transfer,
     forgetting_after,
+    forward_transfer,
     learned_and_kept,
     summary,
 )
@@ -81,6 +82,19 @@ def test_backward_transfer():
     assert np.isnan(backward_transfer(acc)[0, 2])
     assert summary(acc)["bwt"]["mean"] == near(0.05)
     assert summary(acc[:, :, :1, :1])["bwt"] == {"mean": None, "std": None}
+
+
+def test_forward_transfer():
+    """Of each client's tasks but the first; one that was never met before does not count."""
+    gained = np.full((2, 2, 3), np.nan)
+    gained[0, 0] = np.nan, 0.2, -0.1
+    gained[0, 1] = np.nan, 0.4, np.nan
+    gained[1, 0] = np.nan, 0.1, 0.1
+    assert forward_transfer(gained)[0].tolist() == near([0.05, 0.4])
+    acc = np.zeros((2, 2, 3, 3))
+    assert summary(acc, gained)["fwt"] == {"mean": near(0.1625), "std": near(0.0625)}
+    assert summary(acc, gained[..., :1])["fwt"] == {"mean": None, "std": None}
+    assert "fwt" not in summary(acc)
 
 
 def test_learned_and_kept():

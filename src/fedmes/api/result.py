@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Plot = Literal["tasks", "clients", "matrix", "rounds", "time", "vote"]
-Frame = Literal["accuracy", "rounds", "own_metrics"]
+Frame = Literal["accuracy", "forward", "rounds", "own_metrics"]
 
 
 class Result(run_dir.Result):
@@ -34,10 +34,13 @@ class Result(run_dir.Result):
         return _plot([self], what, choices)
 
     def to_frame(self, what: Frame = "accuracy") -> pd.DataFrame:
-        """A pandas frame: `accuracy`, a row per seed, client, task and task learned last; `rounds`,
-        the rows of `rounds.csv`; or `own_metrics`."""
+        """A pandas frame: `accuracy`, a row per seed, client, task and task learned last; `forward`
+        (with `eval.forward`), a row per seed, client and task with the accuracy just before it was
+        learned, and that of the initial model; `rounds`, the rows of `rounds.csv`; or
+        `own_metrics`."""
         rows = {
             "accuracy": lambda: _accuracies(self),
+            "forward": lambda: _before_learning(self),
             "rounds": lambda: self.rounds,
             "own_metrics": lambda: self.own_metrics,
         }
@@ -104,15 +107,33 @@ def _table(results: Sequence[Result]) -> str:
 
 def _accuracies(result: Result) -> list[dict[str, Any]]:
     """What was measured; `after`: the task learned last, counted from 0 as in `rounds.csv`."""
-    names = {array: score for score, array in ACCURACIES.items()}
-    names |= {f"{array}_nolip": f"{score}_nolip" for array, score in names.items()}
     rows = []
     for s, k, t, i in np.argwhere(~np.isnan(result.acc)).tolist():
         row: dict[str, Any] = {"seed": result.config.seeds[s], "client": k, "after": t, "task": i}
         for array, values in result.accuracy.items():
-            row[names[array]] = float(values[s, k, t, i])
+            row[_named_by_score(array)] = float(values[s, k, t, i])
         rows.append(row)
     return rows
+
+
+def _before_learning(result: Result) -> list[dict[str, Any]]:
+    """What `fwt` is made of; nothing of a client's first task."""
+    if not result.ahead:
+        raise UserError("to_frame: forward transfer was not measured; run with eval.forward=true")
+    rows = []
+    for s, k, i in np.argwhere(~np.isnan(result.ahead["acc_before"])).tolist():
+        row: dict[str, Any] = {"seed": result.config.seeds[s], "client": k, "task": i}
+        for array, values in result.ahead.items():
+            row[_named_by_score(array)] = float(values[s, k, i])
+        rows.append(row)
+    return rows
+
+
+def _named_by_score(array: str) -> str:
+    """`oblivious` of `acc`, `masked_nolip` of `acc_masked_nolip`, and so on."""
+    if array.startswith(ACCURACIES["masked"]):
+        return array.removeprefix("acc_")
+    return array.replace("acc", "oblivious", 1)
 
 
 def _pandas() -> Any:

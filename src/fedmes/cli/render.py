@@ -18,7 +18,7 @@ from fedmes.results.run_dir import Result
 if TYPE_CHECKING:
     from fedmes.experiment.bench import Row
     from fedmes.prediction.answers import Prediction, Vote
-from fedmes.results.labels import NUMBERS, SCORE_TAGS, SHORT_SCORES, variants
+from fedmes.results.labels import NUMBERS, SCORE_TAGS, SHORT_SCORES, shown_numbers, variants
 
 
 def run_report(result: Result) -> RenderableType:
@@ -46,11 +46,12 @@ def _table(*columns: str, title: str | None = None) -> Table:
 
 
 def _scores(result: Result) -> Table:
-    table = _table("", *NUMBERS.values())
+    shown = shown_numbers([result])
+    table = _table("", *shown.values())
     for score, title in SHORT_SCORES.items():
         table.add_row(Text(title, style="italic"))
         for name, numbers in variants(result).values():
-            table.add_row(f"  {name}", *(_number(numbers[score][key]) for key in NUMBERS))
+            table.add_row(f"  {name}", *(_number(numbers[score][key]) for key in shown))
     return table
 
 

@@ -77,6 +77,7 @@ class EvalKeys(TypedDict, total=False):
 
     model: Literal["personal", "global"] | None
     task_classes: Literal["own", "all"]
+    forward: bool
 
 
 class KnnKeys(TypedDict, total=False):

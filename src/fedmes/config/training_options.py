@@ -187,6 +187,11 @@ class Eval(Section):
         "--task`). `own`: the task's classes of which the client has samples; `all`: all classes "
         "of the task.",
     )
+    forward: bool = option(
+        False,
+        "after each task, also score the next one before it is learned, with the client's model "
+        "and with the initial one: forward transfer (`fwt` in `result.json`).",
+    )
 
 
 class KNN(Section):

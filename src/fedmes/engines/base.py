@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from fedmes.results.status import Site
@@ -41,6 +41,9 @@ class Score:
     protocol: str = ""  # the name of the evaluation protocol; "": the run's own
     # are some predictions not numbers, as of a model that has diverged? They count as wrong
     undefined: bool = False
+    # with eval.forward, by kind of prediction, on the next task before it is learned:
+    # (task-oblivious, task-aware) of the client as it is, and of the initial model
+    ahead: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -18,7 +18,7 @@ from fedmes.engines.server import Update, aggregate_round
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.results.status import Site
-from fedmes.scenario.plan import Round
+from fedmes.scenario.plan import NOTHING, Round
 from fedmes.tensors import Tensors, added, broken, cast, grown, map_entries, put
 
 
@@ -84,14 +84,65 @@ def client_predictions(
 ) -> Iterator[tuple[int, Tensor, Tensors]]:
     """Test samples of each task so far, in chunks: the task, their classes, and the class
     probabilities [2, sample, class], task-oblivious and task-aware, by kind of prediction."""
-    candidates = torch.from_numpy(protocol.candidates(data.plan)).to(ctx.seen.device)
     for task in range(position + 1):
         if not data.plan.trained[task]:
             continue  # never met: stays NaN
-        scopes = torch.stack([data.seen[position], candidates[task]])
-        task_ids = _like(ctx.position, [-1, task])
-        for x, y in data.test_chunks(task):
-            yield task, y, _predict(protocol.method, predictor, x, scopes, task_ids, ctx)
+        for y, p in _task_predictions(protocol, predictor, task, position, data, ctx):
+            yield task, y, p
+
+
+def _task_predictions(
+    protocol: EvalProtocol,
+    predictor: Tensors,
+    task: int,
+    seen: int,
+    data: ClientData,
+    ctx: ClientContext,
+) -> Iterator[tuple[Tensor, Tensors]]:
+    """The same for one task; `seen`: the task whose classes are the last among the candidates
+    without a task id."""
+    candidates = torch.from_numpy(protocol.candidates(data.plan)).to(ctx.seen.device)
+    scopes = torch.stack([data.seen[seen], candidates[task]])
+    task_ids = _like(ctx.position, [-1, task])
+    for x, y in data.test_chunks(task):
+        yield y, _predict(protocol.method, predictor, x, scopes, task_ids, ctx)
+
+
+def accuracy_ahead(
+    protocol: EvalProtocol, predictor: Tensors, position: int, data: ClientData, initial: Tensors
+) -> dict[str, list[tuple[float, float]]]:
+    """Accuracy on the next task, before it is learned: now, and of the initial model; none where it
+    is not asked for, or where there is no next task."""
+    task = position + 1
+    plan = data.plan
+    if not protocol.config.eval.forward or task >= plan.tasks or not plan.trained[task]:
+        return {}
+    method = protocol.method
+    initial = cast(initial, data.samples.device, data.samples.dtype)
+    nothing_stored = data.batch(NOTHING, 0)
+    state = method.init(initial, data.ctx())
+    untrained = method.build_predictor(state, method.server(initial), nothing_stored)
+    now = _accuracy_before(protocol, predictor, task, data, data.ctx(plan.last_round(position)))
+    first = _accuracy_before(protocol, untrained, task, data, data.ctx())
+    return {kind: [share, first[kind]] for kind, share in now.items()}
+
+
+def _accuracy_before(
+    protocol: EvalProtocol, predictor: Tensors, task: int, data: ClientData, ctx: ClientContext
+) -> dict[str, tuple[float, float]]:
+    """On a task that is not learned yet: without a task id, its classes are candidates beside those
+    seen so far. NaN where a method answers nothing, as FedWeIT, which has parameters per task."""
+    right: Tensors = {}
+    answered: Tensors = {}
+    for y, p in _task_predictions(protocol, predictor, task, task, data, ctx):
+        right = added(right, {kind: is_right(q, y).sum(-1) for kind, q in p.items()})
+        answered = added(answered, {kind: (q != 0).sum((-2, -1)) for kind, q in p.items()})
+    found = {}
+    for kind, counts in right.items():
+        shares = counts.double() / len(data.plan.test[task])
+        oblivious, aware = torch.where(answered[kind] > 0, shares, torch.nan).tolist()
+        found[kind] = (oblivious, aware)
+    return found
 
 
 def _predict(
@@ -124,6 +175,7 @@ class LoopEngine:
         self.method = method
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
+        self.initial = [f.initial for f in federations]
         self.client_data: list[list[ClientData]] = []  # [seed][client]
         self.servers: list[Tensors] = []
         self.clients: list[list[Tensors]] = []  # their states
@@ -192,7 +244,8 @@ class LoopEngine:
                 for name, protocol in self.protocols.items():
                     predictor = client_predictor(protocol, state, self.servers[s], position, data)
                     accuracy, lost = client_score(protocol, predictor, position, data, ctx)
-                    scores.append(Score(s, k, position, accuracy, name, lost))
+                    ahead = accuracy_ahead(protocol, predictor, position, data, self.initial[s])
+                    scores.append(Score(s, k, position, accuracy, name, lost, ahead))
         return scores
 
     def server_state(self, seed: int) -> Tensors:

@@ -17,7 +17,7 @@ from fedmes.engines.base import Engine, Score
 from fedmes.errors import Stopped, UserError
 from fedmes.experiment.recorder import Progress, Recorder
 from fedmes.experiment.round_line import round_line
-from fedmes.results import metrics, rounds_csv, run_dir, status
+from fedmes.results import accuracy_file, metrics, rounds_csv, status
 from fedmes.results.status import LogLine, Phase, Site
 
 PAUSE = 1.0  # seconds between two writings, at least
@@ -125,7 +125,7 @@ class Journal(logging.Handler):
         if self.recorder is not None:
             self.rounds.update(self.recorder.rows_from)
             if self.scored:
-                run_dir.write_accuracy(self.directory, self.recorder.accuracy)
+                accuracy_file.write(self.directory, *self.recorder.accuracies())
                 self.scored = False
         self._update(log=self.lines)
         self.status.write(self.directory)

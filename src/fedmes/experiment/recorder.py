@@ -93,6 +93,8 @@ class Recorder:
         self.accuracy: dict[str, np.ndarray] = {}
         self.protocols: dict[str, dict[str, np.ndarray]] = {"": self.accuracy}
         self.protocols |= {name: {} for name in protocols}
+        # with eval.forward, of each protocol: accuracies on tasks before they are learned
+        self.ahead: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.protocols}
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
         self.slowest_bytes = 0  # over all rounds of the first seed
@@ -107,6 +109,8 @@ class Recorder:
         """All of it, for a checkpoint."""
         arrays: Tensors = {}
         for part, tables in zip(_parts(self.protocols), self.protocols.values(), strict=True):
+            arrays |= put(part, map_entries(torch.from_numpy, tables))
+        for part, tables in zip(_parts(self.ahead, "ahead"), self.ahead.values(), strict=True):
             arrays |= put(part, map_entries(torch.from_numpy, tables))
         return arrays, {
             "rows": list(map(asdict, self.rows)),
@@ -125,6 +129,10 @@ class Recorder:
             tables = self.protocols.get(protocol, {})
             for name, table in pick(tensors, part).items():
                 tables[name] = grown(table, nothing).numpy()
+        for part, protocol in zip(_parts(there, "ahead"), there, strict=True):
+            tables = self.ahead.get(protocol, {})
+            for name, table in pick(tensors, part).items():
+                tables[name] = grown(table, nothing[..., 0]).numpy()
         for protocol in self.protocols.keys() - {"", *there}:
             del self.protocols[protocol]  # it has no scores of the beginning
         self.rows = [RoundRow(**row) for row in about["rows"]]
@@ -190,6 +198,14 @@ class Recorder:
             for name, column in zip(("acc", "acc_masked"), np.array(values).T, strict=True):
                 table = tables.setdefault(name + suffix, np.full(self.shape, np.nan))
                 table[score.seed, score.client, score.position, : len(values)] = column
+        tables = self.ahead.get(score.protocol, {})
+        for kind, (before, initial) in score.ahead.items():
+            suffix = f"_{kind}".removeprefix("_acc")
+            for when, pair in (("before", before), ("initial", initial)):
+                for name, value in zip(("acc", "acc_masked"), pair, strict=True):
+                    nothing = np.full(self.shape[:3], np.nan)
+                    table = tables.setdefault(f"{name}{suffix}_{when}", nothing)
+                    table[score.seed, score.client, score.position + 1] = value
 
     def _record_undefined(self, scores: list[Score]) -> None:
         before = len(self.undefined)
@@ -209,6 +225,10 @@ class Recorder:
         if len(self.undefined) > 5:
             text += f" and {len(self.undefined) - 5} more"
         return [f"answers that are no numbers count as wrong: {text}; a smaller optim.lr may help"]
+
+    def accuracies(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Of the run's own protocol, as in `accuracy.npz`."""
+        return self.accuracy, self.ahead[""]
 
     def heard(self, now: Progress) -> None:
         """What listeners have kept of a round, and whether one of them ends the run."""
@@ -278,6 +298,7 @@ class Recorder:
             split_sha256=origin.split_sha256,
             parameters=parameters,
             accuracy=self.protocols[protocol],
+            ahead=self.ahead[protocol],
             communication=dict(sent),
             seconds=seconds,
             memory_share=origin.memory_share,
@@ -334,7 +355,7 @@ def _slowest_in_lockstep(rows: list[RoundRow]) -> float:
     return sum(longest.values())
 
 
-def _parts(protocols: Collection[str]) -> list[str]:
+def _parts(protocols: Collection[str], word: str = "book") -> list[str]:
     """The names of each protocol's tables in a checkpoint. They are counted, since a protocol's
     name may contain anything."""
-    return [f"book{i or ''}" for i in range(len(protocols))]
+    return [f"{word}{i or ''}" for i in range(len(protocols))]

@@ -220,7 +220,7 @@ def _check(run: Run, content: Mapping[str, Any]) -> None:
     plain = set(ACCURACIES.values())
     if names not in (plain, plain | {"acc_nolip", "acc_masked_nolip"}):
         raise UserError(f"accuracy.npz holds {', '.join(sorted(names)) or 'nothing'}")
-    for name, values in result.accuracy.items():
+    for name, values in (result.accuracy | result.ahead).items():
         if bool(np.any((values < 0) | (values > 1))):
             raise UserError(f"accuracy.npz: {name} has values that are no accuracies")
     for name in ("method", "benchmark", "seeds", "clients", "tasks"):

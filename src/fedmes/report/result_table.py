@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 from fedmes.common.text import cell, printable, three
 from fedmes.report.collect import Group, Run
 from fedmes.report.table import Cell, Number, Table
-from fedmes.results.labels import NUMBERS, SCORE_TAGS, SCORES, variants
+from fedmes.results.labels import NUMBERS, SCORE_TAGS, SCORES, TRANSFER, shown_numbers, variants
 
 LOWER_IS_BETTER = ("fr", "fr_final")
+NOT_MEASURED = {"mean": None, "std": None}
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Row:
 
     def value(self, score: str, key: str) -> tuple[float | None, float | None]:
         """A metric: its mean, and its spread over seeds."""
-        number = self.numbers[score][key]
+        number = self.numbers[score].get(key, NOT_MEASURED)
         return number["mean"], number["std"]
 
 
@@ -56,7 +57,7 @@ def _high_first(row: Row) -> float:
 def best(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
     """The best printed number of each column among rows that compete, if there are two or more."""
     found = {}
-    for score, key in product(SCORES, NUMBERS):
+    for score, key in product(SCORES, NUMBERS | TRANSFER):
         known = []
         for row in rows:
             mean, _ = row.value(score, key)
@@ -71,17 +72,18 @@ def best(rows: Sequence[Row]) -> dict[tuple[str, str], str]:
 def csv_table(groups: Sequence[Group]) -> Table:
     """Every number as `result.json` has it, all groups in one table."""
     heads = ["benchmark", "split_sha256", "seeds", "told", "run", "method", "predicts", "directory"]
-    for score, key in product(SCORES, NUMBERS):
+    shown = shown_numbers(run for group in groups for run in group.runs)
+    for score, key in product(SCORES, shown):
         heads += [f"{score}_{key}_mean", f"{score}_{key}_std"]
     heads += ["up_bytes", "down_bytes"]
     heads += ["seconds_train", "seconds_total", "seconds_communication_modelled"]
     rows: list[list[Cell]] = []
     for group in groups:
-        rows += map(_csv_cells, rows_of(group))
+        rows += [_csv_cells(row, shown) for row in rows_of(group)]
     return Table("", heads, rows)
 
 
-def _csv_cells(row: Row) -> list[Cell]:
+def _csv_cells(row: Row, shown: Iterable[str]) -> list[Cell]:
     run = row.run
     config = run.config
     sent = run.result.communication
@@ -90,7 +92,7 @@ def _csv_cells(row: Row) -> list[Cell]:
     cells: list[Cell] = [config.benchmark, run.result.split_sha256 or "", seeds]
     cells.append(config.eval.task_classes)
     cells += map(cell, (run.label, config.method, row.predicts, run.directory))
-    for score, key in product(SCORES, NUMBERS):
+    for score, key in product(SCORES, shown):
         cells += map(Number, row.value(score, key))
     cells += [Number(sent["up_bytes"]), Number(sent["down_bytes"])]
     cells += [Number(seconds[name]) for name in ("train", "total", "communication_modelled")]
@@ -100,13 +102,15 @@ def _csv_cells(row: Row) -> list[Cell]:
 def latex_table(group: Group) -> Table:
     """The numbers of a paper's table; the best of each column is bold."""
     keys = {"acc_all": "`Acc_ALL`", "fr": "FR", "acc_final": "final"}
+    if "fwt" in shown_numbers(group.runs):
+        keys |= TRANSFER
     rows = rows_of(group)
     winners = best(rows)
     shown = []
     for row in rows:
         cells: list[Cell] = [row.label]
         for score, key in product(SCORES, keys):
-            number = Number.of(row.numbers[score][key], len(group.seeds))
+            number = Number.of(row.numbers[score].get(key, NOT_MEASURED), len(group.seeds))
             text = three(number.mean)
             if number.known:
                 number = replace(number, mean=float(text))  # no minus before zero

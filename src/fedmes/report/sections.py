@@ -15,7 +15,7 @@ from fedmes.report import curves, rerun
 from fedmes.report.collect import Group, count
 from fedmes.report.result_table import LOWER_IS_BETTER, Row, best
 from fedmes.report.verdict import Verdict, facts
-from fedmes.results.labels import NUMBERS, SCORES
+from fedmes.results.labels import SCORES, shown_numbers
 from fedmes.results.run_dir import Result
 
 FIGURES = {
@@ -66,6 +66,11 @@ TABLE_NOTE = (
     "after a client's last task. MB: sent by all clients of one seed; seconds: of training, where "
     "it was made, all seeds."
 )
+TRANSFER_NOTE = (
+    " BWT: backward transfer, how learning later tasks has changed the accuracy on earlier ones; "
+    "FWT: forward transfer, the accuracy on a task just before it is learned minus that of the "
+    "initial model."
+)
 
 
 def group_section(
@@ -110,19 +115,23 @@ def _how_compared(group: Group) -> str:
 
 def _table(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
     winners = best(rows)
+    shown = shown_numbers(group.runs)
+    note = TABLE_NOTE
+    if "fwt" in shown:
+        note += TRANSFER_NOTE
     scales = {score: _strip_scale(rows, score) for score in SCORES}
     seeds = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
     return {
-        "heads": _heads(),
+        "heads": _heads(shown),
         "rows": [_table_row(group, row, winners, scales) for row in rows],
-        "note": f"{seeds}; {TABLE_NOTE}",
+        "note": f"{seeds}; {note}",
     }
 
 
-def _heads() -> list[dict[str, Any]]:
+def _heads(shown: Mapping[str, str]) -> list[dict[str, Any]]:
     """The columns, and how a first click on each of them sorts the table."""
     heads: list[dict[str, Any]] = [{"name": "method", "first": "ascending"}]
-    for key, name in NUMBERS.items():
+    for key, name in shown.items():
         heads.append({"name": name, "number": True, "first": "descending"})
         if key in LOWER_IS_BETTER:
             heads[-1]["first"] = "ascending"
@@ -147,7 +156,7 @@ def _table_row(
     elif run.keeps_all_data:
         more = "keeps all data"
     cells = []
-    for key in NUMBERS:
+    for key in shown_numbers(group.runs):
         cells.append([_cell(group, row, winners, score, key) for score in SCORES])
     strips = []
     for score, scale in scales.items():

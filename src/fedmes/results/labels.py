@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 
@@ -25,6 +26,14 @@ SCORE_TAGS = {"oblivious": "no task id", "masked": "task id given"}
 # their arrays in `accuracy.npz`
 ACCURACIES = {"oblivious": "acc", "masked": "acc_masked"}
 NUMBERS = {"acc_all": "Acc_ALL", "fr": "FR", "acc_final": "final acc", "fr_final": "final FR"}
+TRANSFER = {"bwt": "BWT", "fwt": "FWT"}
+
+
+def shown_numbers(results: Iterable[Measured]) -> dict[str, str]:
+    """The numbers of a table; where forward transfer was measured, with both transfers."""
+    if any("fwt" in result.metrics["oblivious"] for result in results):
+        return NUMBERS | TRANSFER
+    return NUMBERS
 
 
 def variants(result: Measured) -> dict[str, tuple[str, dict[str, Any]]]:

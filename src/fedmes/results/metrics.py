@@ -71,8 +71,16 @@ def _last(values: Floats) -> Floats:
     return np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
-def summary(acc: Floats) -> dict[str, Any]:
-    """The numbers of `result.json` for one kind of score."""
+def forward_transfer(gained: Floats) -> Floats:
+    """FWT[...] of each client: by how much learning the earlier tasks has changed its accuracy on a
+    task that it has not learned yet, on average over its tasks but the first. `gained`: [..., i]
+    accuracy just before task i, minus that of the initial model."""
+    return np.asarray(mean(gained[..., 1:], axis=-1))
+
+
+def summary(acc: Floats, gained: Floats | None = None) -> dict[str, Any]:
+    """The numbers of `result.json` for one kind of score; `gained`: what forward transfer is made
+    of, where it was measured."""
     a = accuracy_after(acc)
     f = forgetting_after(acc)
     per_seed = {
@@ -82,6 +90,8 @@ def summary(acc: Floats) -> dict[str, Any]:
         "fr_final": mean(_last(f[..., 1:]), axis=1),
         "bwt": mean(backward_transfer(acc), axis=1),
     }
+    if gained is not None:
+        per_seed["fwt"] = mean(forward_transfer(gained), axis=1)
     numbers: dict[str, Any] = {}
     for name, values in per_seed.items():
         std = mean((values - mean(values)) ** 2) ** 0.5

@@ -14,17 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from fedmes import config as configuration
 from fedmes.common import plugins
-from fedmes.common.files import first_link, replace_text, whole
-from fedmes.common.npz import read_arrays
+from fedmes.common.files import first_link, replace_text
 from fedmes.common.text import three
 from fedmes.config import growth
 from fedmes.config.options import Config
 from fedmes.errors import UserError
-from fedmes.results import metrics, predicted, rounds_csv
+from fedmes.results import accuracy_file, metrics, predicted, rounds_csv
+from fedmes.results.labels import ACCURACIES
 from fedmes.results.metrics import Floats
 from fedmes.results.predicted import Predicted
 from fedmes.results.rounds_csv import COUNTED
@@ -67,6 +65,9 @@ class Result:
     own_metrics: list[dict[str, float]] = field(default_factory=list)
     stopped: str = ""  # where and why a listener ended it before its last round
     predictions: Predicted | None = None  # with output.predictions
+    # with eval.forward, [seed, client, i] before task i was learned: "acc_before", "acc_initial"
+    # (of the initial model) and so on for each of `accuracy`
+    ahead: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.left_out < 0:
@@ -86,19 +87,20 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        return {
-            "oblivious": metrics.summary(self.accuracy["acc"]),
-            "masked": metrics.summary(self.accuracy["acc_masked"]),
-        }
+        return {score: self._summary(name) for score, name in ACCURACIES.items()}
 
     @property
     def metrics_nolip(self) -> dict[str, Any] | None:
         if "acc_nolip" not in self.accuracy:
             return None
-        return {
-            "oblivious": metrics.summary(self.accuracy["acc_nolip"]),
-            "masked": metrics.summary(self.accuracy["acc_masked_nolip"]),
-        }
+        return {score: self._summary(f"{name}_nolip") for score, name in ACCURACIES.items()}
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        gained = None
+        if self.ahead:
+            before = self.ahead[name + accuracy_file.BEFORE]
+            gained = before - self.ahead[name + accuracy_file.INITIAL]
+        return metrics.summary(self.accuracy[name], gained)
 
     @property
     def further_notes(self) -> list[str]:
@@ -144,30 +146,23 @@ class Result:
     def write(self, directory: Path) -> None:
         """The files beside the models; `result.json` comes last and marks the run as finished."""
         replace_text(directory / "rounds.csv", rounds_csv.text(self.rounds))
-        write_accuracy(directory, self.accuracy)
+        accuracy_file.write(directory, self.accuracy, self.ahead)
         if self.predictions is not None:
             self.predictions.write(directory)
         replace_text(directory / "result.json", json.dumps(self.as_dict(), indent=2) + "\n")
         self.directory = directory
 
 
-def write_accuracy(directory: Path, accuracy: Mapping[str, Floats]) -> None:
-    tables: dict[str, Any] = dict(sorted(accuracy.items()))
-    with whole(directory / "accuracy.npz") as part, part.open("wb") as file:
-        np.savez_compressed(file, **tables)
-
-
 def load(directory: Path) -> Result:
     """A finished run from its directory, which need not hold models nor `rounds.csv`."""
     try:
         content = json.loads((directory / "result.json").read_bytes())
-        accuracy = read_arrays(directory / "accuracy.npz")
         rounds = rounds_csv.read(directory / "rounds.csv")
         stored = _read_config(directory)
         if stored is None:
             raise ValueError("config.toml cannot be read")
         config = configuration.stored(stored, directory)
-        check_accuracy(accuracy, config)
+        accuracy, ahead = accuracy_file.read(directory, config)
         seconds = content["seconds"]
         excluded = content.get("sites_left_out", {})
         return Result(
@@ -189,6 +184,7 @@ def load(directory: Path) -> Result:
             own_metrics=list(content.get("own_metrics", ())),
             stopped=str(content.get("stopped", "")),
             predictions=predicted.read(directory),
+            ahead=ahead,
         )
     except UserError:
         raise
@@ -201,14 +197,6 @@ def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
     if value is None:
         return None
     return kind(value)
-
-
-def check_accuracy(accuracy: Mapping[str, Floats], config: Config) -> None:
-    shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
-    found = {(scores.shape, scores.dtype) for scores in accuracy.values()}
-    complete = {"acc", "acc_masked"} <= accuracy.keys()
-    if not complete or found != {(shape, np.dtype(np.float64))}:
-        raise ValueError(f"accuracy.npz does not hold accuracies of shape {shape}")
 
 
 def stored_config(directory: Path) -> dict[str, Any] | None:

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedmes import config as configuration
-from fedmes.common.npz import read_arrays
 from fedmes.errors import UserError
-from fedmes.results import rounds_csv, run_dir
+from fedmes.results import accuracy_file, rounds_csv, run_dir
 from fedmes.results.metrics import Floats
 from fedmes.results.run_dir import COUNTED, SECONDS, Result
 
@@ -25,10 +24,10 @@ def result_so_far(directory: Path) -> Result:
     shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
     nothing = np.full(shape, np.nan)
     accuracy: dict[str, Floats] = {"acc": nothing, "acc_masked": nothing}
+    ahead: dict[str, Floats] = {}
     try:
-        if (place / "accuracy.npz").is_file():
-            accuracy = read_arrays(place / "accuracy.npz")
-        run_dir.check_accuracy(accuracy, config)
+        if (place / accuracy_file.FILE).is_file():
+            accuracy, ahead = accuracy_file.read(place, config)
         rounds = rounds_csv.read(place / "rounds.csv")
     except Exception as error:  # as of damaged files anywhere
         raise UserError(f"{place}: its files cannot be read ({error})") from None
@@ -42,4 +41,5 @@ def result_so_far(directory: Path) -> Result:
         memory_share=None,
         rounds=rounds,
         directory=directory,
+        ahead=ahead,
     )

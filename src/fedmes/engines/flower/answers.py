@@ -95,6 +95,8 @@ class Scored(Facts):
     position: Count
     accuracy: dict[str, list[tuple[Share, Share]]]
     undefined: bool  # was an output not a number?
+    # with eval.forward, the same on the next task: now, and of the initial model
+    ahead: dict[str, list[tuple[Share, Share]]] = {}
 
 
 class Refusal(Form):
@@ -136,6 +138,10 @@ class Limits:
             tasks = facts.position + 1
             if any(len(shares) != tasks for shares in facts.accuracy.values()):
                 raise ValueError(f"accuracy: {tasks} tasks should be there")
+            if facts.ahead and facts.ahead.keys() != facts.accuracy.keys():
+                raise ValueError("ahead: as many kinds as in accuracy should be there")
+            if any(len(shares) != 2 for shares in facts.ahead.values()):
+                raise ValueError("ahead: two models should be there")
 
 
 def _below(what: str, value: int, limit: int) -> None:

@@ -306,9 +306,9 @@ class FlowerEngine(Roster):
             found, _ = self._ask("evaluate", s, ended, g)
             for k, (facts, _) in sorted(found.items()):
                 assert isinstance(facts, Scored)
-                scores.append(
-                    Score(s, k, facts.position, facts.accuracy, undefined=facts.undefined)
-                )
+                about = facts.position, facts.accuracy
+                score = Score(s, k, *about, undefined=facts.undefined, ahead=facts.ahead)
+                scores.append(score)
         return scores
 
     def server_state(self, seed: int) -> Tensors:

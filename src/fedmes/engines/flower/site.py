@@ -19,7 +19,13 @@ import torch
 from fedmes.engines.client_data import ClientData
 from fedmes.engines.flower.answers import Facts, Hello, Scored, Trained, Work
 from fedmes.engines.flower.privacy import protected
-from fedmes.engines.loop import client_predictor, client_round, client_score, tidy
+from fedmes.engines.loop import (
+    accuracy_ahead,
+    client_predictor,
+    client_round,
+    client_score,
+    tidy,
+)
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
@@ -184,7 +190,13 @@ class SiteClient:
         self.save_predictor(predictor, position)
         ctx = self.site.ctx(self.site.plan.last_round(position))
         accuracy, undefined = client_score(protocol, predictor, position, self.site, ctx)
-        facts = Scored(position=position, accuracy=accuracy, undefined=undefined, **self._sender())
+        facts = Scored(
+            position=position,
+            accuracy=accuracy,
+            undefined=undefined,
+            ahead=accuracy_ahead(protocol, predictor, position, self.site, self.initial),
+            **self._sender(),
+        )
         return Answer(facts)
 
     def _upload(self, work: Round, broadcast: Tensors) -> Tensors:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
+from fedmes.config.training_options import Optim
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.methods.base import Batch, ClientContext
+from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, cast, stacked
 
 Grid = list[list[Any]]  # [seed][client]
@@ -136,3 +138,26 @@ class Batches:
         elif self.scope == "block":
             scope = ctx.blocks.take_along_dim(numbers.task[..., None], dim=2)
         return Batch(x, y, mask, scope, numbers.task)
+
+    def contexts(self, optim: Optim, works: Grid) -> ClientContext:
+        """Where each client stands in its round."""
+        dtype = self.data.dtype
+
+        def table(entry: Callable[[Round], Any], kind: torch.dtype) -> Tensor:
+            return self.table(entry, works).to(kind)
+
+        position = table(lambda work: work.position, torch.int64)
+        seeds, clients = position.shape
+        return ClientContext(
+            client=torch.arange(clients, device=self.device).expand(seeds, -1).contiguous(),
+            position=position,
+            first=table(lambda work: work.first, torch.bool),
+            last=table(lambda work: work.last, torch.bool),
+            lr=table(lambda work: optim.lr * optim.gamma**work.index, dtype),
+            samples=table(lambda work: len(work.samples), dtype),
+            blocks=self.table(lambda plan: plan.blocks, self.plans),
+            classes=self.table(lambda plan: plan.own, self.plans),
+            seen=self.table(lambda plan, work: plan.seen[work.position], self.plans, works),
+            epoch=torch.zeros_like(position),
+            key=table(lambda work: work.key[0], torch.int64),
+        )

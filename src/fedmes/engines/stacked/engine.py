@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -26,7 +27,7 @@ from torch.func import vmap
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
-from fedmes.engines.loop import client_predictor
+from fedmes.engines.loop import accuracy_ahead, client_predictor
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import NO_AVERAGE, REJECTIONS, finite, screen_updates
 from fedmes.engines.stacked import evaluation
@@ -34,7 +35,7 @@ from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, Numbers, eac
 from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Clients, Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.errors import first_line
-from fedmes.methods.base import ClientContext, Method
+from fedmes.methods.base import Method
 from fedmes.results.status import Site
 from fedmes.scenario.plan import Plan, Round
 from fedmes.tensors import Tensors, added, broken, grown, map_entries, pick, put, widened
@@ -80,7 +81,7 @@ class StackedEngine:
         self._compile = compiled
         self._prepared = False
 
-        self.ctx = self._contexts([[IDLE] * self.clients] * self.seeds)
+        self.ctx = self.batches.contexts(method.config.optim, [[IDLE] * self.clients] * self.seeds)
         initial = initial_weights(federations, samples)
         self.server = _cloned(vmap(method.server)(initial))
         self.state = _cloned(over(method.init, "sc")(initial, self.ctx))
@@ -280,7 +281,19 @@ class StackedEngine:
                 part = self._clients.part(group)
                 some = evaluation.Group(group.start, plans, _of_group(ended, group), part)
                 scores += evaluation.score(some, self.batches, self.protocols)
+        scores = list(map(self._looking_ahead, scores))
         return sorted(scores, key=lambda score: (score.seed, score.client))
+
+    def _looking_ahead(self, score: Score) -> Score:
+        """With the accuracy on the next task, where it is asked for; one client after the other."""
+        protocol = self.protocols[score.protocol]
+        if not protocol.config.eval.forward:
+            return score
+        predictor = self._predictor(protocol, score.seed, score.client)
+        federation = self.federations[score.seed]
+        data = ClientData(score.client, federation, self.samples, self.method.config)
+        ahead = accuracy_ahead(protocol, predictor, score.position, data, federation.initial)
+        return replace(score, ahead=ahead)
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -303,10 +316,13 @@ class StackedEngine:
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
+        return self._predictor(self.protocols[""], seed, client)
+
+    def _predictor(self, protocol: EvalProtocol, seed: int, client: int) -> Tensors:
         state = map_entries(itemgetter((seed, client)), self.state)
         data = ClientData(client, self.federations[seed], self.samples, self.method.config)
         task = max(self.learned[seed, client], 0)
-        return client_predictor(self.protocols[""], state, self.server_state(seed), task, data)
+        return client_predictor(protocol, state, self.server_state(seed), task, data)
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -326,30 +342,9 @@ class StackedEngine:
 
     def _stand_at(self, works: Grid) -> None:
         """Contexts for these rounds, in place; a client without one has an idle one's."""
-        _copy(self.ctx, self._contexts(each(lambda work: work or IDLE, works)))
-
-    def _contexts(self, works: Grid) -> ClientContext:
-        optim = self.method.config.optim
-        dtype = self.samples.dtype
-        put = self.batches.table
-
-        def table(entry: Callable[[Round], Any], kind: torch.dtype) -> Tensor:
-            return put(entry, works).to(kind)
-
-        position = table(lambda work: work.position, torch.int64)
-        clients = torch.arange(self.clients, device=self.device)
-        return ClientContext(
-            client=clients.expand(self.seeds, -1).contiguous(),
-            position=position,
-            first=table(lambda work: work.first, torch.bool),
-            last=table(lambda work: work.last, torch.bool),
-            lr=table(lambda work: optim.lr * optim.gamma**work.index, dtype),
-            samples=table(lambda work: len(work.samples), dtype),
-            blocks=put(lambda plan: plan.blocks, self.plans),
-            classes=put(lambda plan: plan.own, self.plans),
-            seen=put(lambda plan, work: plan.seen[work.position], self.plans, works),
-            epoch=torch.zeros_like(position),
-            key=table(lambda work: work.key[0], torch.int64),
+        _copy(
+            self.ctx,
+            self.batches.contexts(self.method.config.optim, each(lambda work: work or IDLE, works)),
         )
 
 
