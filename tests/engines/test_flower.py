@@ -10,6 +10,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
+from flwr.proto.node_pb2 import NodeInfo
+
 from fedmes import config
 from fedmes.engines.flower import engine, exchange
 from fedmes.errors import UserError
@@ -137,28 +139,73 @@ def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
         third.train(0, broadcast)
 
 
+class Rounds:
+    """Which clients are asked to train in which round, and what happens there."""
+
+    def __init__(self, grid, late, arrives):
+        """`late`, `arrives`: rounds in which client 2 is late, and in which its answer arrives."""
+        self.grid, self.arrives, self.asked = grid, arrives, []
+        grid.away = self.note
+        grid.late = lambda k, message: k == 2 and len(self.asked) in late
+
+    def note(self, k, message):
+        if message.metadata.message_type == "train":
+            if k == 0:
+                self.asked.append([])
+                self.grid.deliver() if len(self.asked) in self.arrives else None
+            self.asked[-1].append(k)
+        return False
+
+
 @pytest.mark.slow
 def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
-    options = TINY | {"method": "fedmes", "rounds": 3}
+    """A late answer counts for no round, but its sender is asked again."""
     grid = inprocess.simulated(tmp_path / "out", 3)
-    # client 2 is away in the first round of its first task and in the last
-    counts = {"train": 0}
-
-    def away(k, message):
-        kind = message.metadata.message_type
-        counts["train"] += kind == "train" and k == 0
-        return k == 2 and kind == "train" and counts["train"] in (1, 3)
-
-    grid.away = away
-    result = flower(tmp_path / "out", options, grid)
+    rounds = Rounds(grid, late=(1, 4), arrives=(2, 5))
+    result = flower(
+        tmp_path / "out", TINY | {"method": "fedmes", "rounds": 3, "server.timeout": 50.0}, grid
+    )
+    assert rounds.asked == [[0, 1, 2], [0, 1], [0, 1, 2], [0, 1, 2], [0, 1], [0, 1, 2]]
     assert [note for note in result.notes if note.startswith("2: no answer")] == [
-        "2: no answer (2 times)"
+        "2: no answer (4 times)"
     ]
-    rounds = [(row["task"], row["round"], row["client"]) for row in result.rounds]
-    assert (0, 0, 2) not in rounds and (0, 1, 2) in rounds and (0, 2, 2) not in rounds
-    assert np.isnan(result.acc[0, 2, 0]).all()  # nobody asked for its score when the task ended
-    assert np.isfinite(result.acc[0, 2, 1]).all()
-    assert np.isfinite(result.acc[0, :2, 1]).all()
+    trained = [(row["task"], row["round"]) for row in result.rounds if row["client"] == 2]
+    assert trained == [(0, 2), (1, 2)]
+    assert np.isfinite(result.acc[0, :, 1]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("needed", "waits"), [(1, 1), (3, 4)])
+def test_a_silent_site_costs_one_deadline(needed, waits, tmp_path, clock):
+    """Unless the others are too few without it: then each round waits for it."""
+    options = TINY | {"method": "fedavg", "server.timeout": 50.0, "server.min_clients": needed}
+    grid = inprocess.simulated(tmp_path, 3)
+    rounds = Rounds(grid, late=range(1, 9), arrives=())
+    flower(tmp_path, options, grid)
+    assert len(rounds.asked) == 4
+    assert sum(2 in asked for asked in rounds.asked) == waits
+    assert waits * 50 < clock.now < waits * 50 + 5
+
+
+def test_a_silent_site_is_asked_again_after_two_deadlines_or_a_restart(clock):
+    started = {7: "1", 8: "1"}
+
+    class Nodes:
+        def get_nodes(self):
+            return [NodeInfo(node_id=n, last_activated_at=at) for n, at in started.items()]
+
+        def pull_messages(self, ids):
+            return []
+
+    asking = exchange.Exchange(Nodes(), timeout=10.0)
+    asking.silent = {n: exchange.Missed(clock.now, "1", {str(n)}) for n in (7, 8)}
+    assert asking.worth_asking([7, 8, 9], needed=1) == {9}
+    assert asking.worth_asking([7, 8, 9], needed=2) == {7, 8, 9}
+    started[8] = "2"
+    assert asking.worth_asking([7, 8, 9], needed=1) == {8, 9}
+    clock.sleep(20)
+    assert asking.worth_asking([7, 8, 9], needed=1) == {7, 8, 9}
+    assert set(asking.silent) == {7}  # it is asked, and not waited for
 
 
 def test_sites_that_never_answer(tmp_path):

@@ -38,11 +38,12 @@ class Grid:
             for k, node in enumerate(nodes)
         }
         self.away = lambda node, message: False  # who does not answer
+        self.late = lambda node, message: False  # whose answer comes with `deliver`
         self.gone = lambda: ()  # who is not even connected
         self.starts = lambda k: 1  # how often its SuperNode has been started
         self.keys = {}  # public keys that SuperNodes have shown, in PEM
         self.forged = lambda node, kind, content: content  # what somebody makes of an answer
-        self.replies, self.received, self.sent = {}, [], 0
+        self.replies, self.held, self.received, self.sent = {}, {}, [], 0
 
     def get_node_ids(self):
         gone = {100 + k for k in self.gone()}
@@ -70,8 +71,14 @@ class Grid:
                 reply.content = self.forged(
                     node - 100, message.metadata.message_type, reply.content
                 )
-                self.replies[ids[-1]] = through_bytes(reply)
+                there = self.held if self.late(node - 100, message) else self.replies
+                there[ids[-1]] = through_bytes(reply)
         return ids
+
+    def deliver(self):
+        """What was late arrives."""
+        self.replies |= self.held
+        self.held = {}
 
     def pull_messages(self, ids):
         there = [self.replies.pop(i) for i in list(ids) if i in self.replies]

@@ -31,7 +31,9 @@ class Server(Section):
         "ends.",
     )
     timeout: AboveZero = option(
-        3600.0, "seconds after which a site without an answer is excluded from a round (Flower)"
+        3600.0,
+        "seconds that a round waits for its answers (Flower). A site that has missed it is not "
+        "waited for again until it answers.",
     )
 
 

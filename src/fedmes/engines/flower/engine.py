@@ -123,7 +123,8 @@ class FlowerEngine(Roster):
         if self.config.federation.keys and nodes:
             self.keys = identity.fingerprints(self.grid)
         for s in range(len(self.servers)):
-            asked = [node for node in nodes if node not in {*self.refused, *self.rivals}]
+            new = set(nodes) - {*self.refused, *self.rivals}
+            asked = sorted(self.exchange.worth_asking(new, 0))
             orders = {node: self._message("query", node, s, {}, {}) for node in asked}
             for node, answer in self.exchange.ask("query", orders, self.limits).items():
                 if isinstance(answer, Refusal):
@@ -174,7 +175,8 @@ class FlowerEngine(Roster):
         deadline = time.monotonic() + self.config.server.patience
         while not self.waiting and time.monotonic() < deadline:
             self._meet()
-            orders = {k: self._message("query", node, 0, {}, {}) for k, node in self.nodes.items()}
+            asked = self._answering(self.nodes, 0)
+            orders = {k: self._message("query", self.nodes[k], 0, {}, {}) for k in asked}
             for k, answer in self.exchange.ask("query", orders, self.limits).items():
                 if isinstance(answer, Refusal):  # such as a new task that does not fit
                     self.absent[k] = self._reason(answer)
@@ -206,7 +208,9 @@ class FlowerEngine(Roster):
         everything = sent | wire.pack(kept)
         orders = {}
         size = {}
-        for k in clients:
+        clients = list(clients)
+        needed = self.config.server.min_clients
+        for k in self._answering(clients, needed):
             stale = self.held.get((s, k)) != self.versions[s]
             order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
             tensors = sent
@@ -215,9 +219,9 @@ class FlowerEngine(Roster):
                 self.owed[s, k] += int(wire.size(kept))
             orders[k] = self._message(kind, self.nodes[k], s, order, tensors)
             size[k] = int(wire.size(each)) + self.owed[s, k]
-        found = self.exchange.ask(kind, orders, self.limits)
+        found = self.exchange.ask(kind, orders, self.limits, needed)
         good = {}
-        for k in orders:
+        for k in clients:
             answer = self._plausible(s, k, found.get(k, NO_ANSWER))
             if isinstance(answer, Refusal):
                 if self._proposes(self.nodes[k], self.names[k], answer.classes):
@@ -230,6 +234,11 @@ class FlowerEngine(Roster):
                 self.held[s, k] = answer[0].version
                 self._answered(k)
         return good, size
+
+    def _answering(self, clients: Iterable[int], needed: int) -> list[int]:
+        """These clients without those whose last answer is still awaited."""
+        nodes = {self.nodes[k]: k for k in clients}
+        return sorted(nodes[node] for node in self.exchange.worth_asking(nodes, needed))
 
     def _plausible(self, s: int, k: int, answer: Good | Refusal) -> Good | Refusal:
         """A site trains on no more samples than it has; it may have more than it had at first."""

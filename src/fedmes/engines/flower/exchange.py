@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -17,47 +19,105 @@ RESTARTS = 5.0  # seconds between looks for sites that have been restarted
 Good = tuple[Facts, Tensors]
 
 
+@dataclass
+class Missed:
+    """What a silent node has not answered."""
+
+    asked: float  # when it was last asked
+    started: str | None  # when it was last started
+    messages: set[str] = field(default_factory=set)
+
+
 class Exchange:
     """Asks nodes and waits for their answers.
 
     A SuperNode that is killed loses the messages that it has fetched. The SuperLink reports this
     only if it is asked while the node is away, not once the node is back. So restarted nodes are
     asked again.
+
+    A node that misses a deadline is silent from then on: nobody waits for it again. It is asked
+    again when its late answer comes, when it has been restarted, when two deadlines have passed, or
+    when there are too few others; until then it may still be working, and further messages would
+    only queue up.
     """
 
     def __init__(self, grid: Grid, timeout: float) -> None:
         self.grid = grid
         self.timeout = timeout
+        self.silent: dict[int, Missed] = {}  # by node
+
+    def worth_asking(self, nodes: Collection[int], needed: int) -> set[int]:
+        """Of these nodes, all that are not silent; all of them if fewer than `needed` are left."""
+        self._hear()
+        long_ago = time.monotonic() - 2 * self.timeout
+        busy = {node for node, missed in self.silent.items() if missed.asked > long_ago}
+        found = set(nodes) - busy
+        if len(found) < min(needed, len(nodes)):
+            return set(nodes)
+        return found
 
     def ask(
-        self, kind: str, orders: dict[int, Message], limits: Limits
+        self, kind: str, orders: dict[int, Message], limits: Limits, needed: int = 0
     ) -> dict[int, Good | Refusal]:
-        """Messages by client or node, and the answers that came in time."""
+        """Messages by client or node, and the answers that came in time. Silent nodes are waited
+        for only if fewer than `needed` others answer."""
         since = self._connected() if orders else {}
+        began = looked = time.monotonic()
         waiting = self._send(orders)
         found: dict[int, Good | Refusal] = {}
-        began = looked = time.monotonic()
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 to = waiting.get(reply.metadata.reply_to_message_id)
                 waiting = {message: client for message, client in waiting.items() if client != to}
                 if to is not None and not reply.has_error():
                     found[to] = answers.read(reply, kind, limits)
+                    self.silent.pop(_node(orders[to]), None)
             now = time.monotonic()
-            if not waiting or now > began + self.timeout:
+            if now > began + self.timeout or self._enough(orders, waiting, found, needed):
                 break
             if now > looked + RESTARTS:
                 looked = now
                 latest = self._connected()
                 restarted = {node for node, start in latest.items() if start != since.get(node)}
-                again = {}
-                for k in waiting.values():
-                    if orders[k].metadata.dst_node_id in restarted:
-                        again[k] = orders[k]
+                again = {k: orders[k] for k in waiting.values() if _node(orders[k]) in restarted}
                 waiting |= self._send(again)
                 since |= latest
             time.sleep(POLL)
+        for message, k in waiting.items():
+            node = _node(orders[k])
+            missed = self.silent.setdefault(node, Missed(began, since.get(node)))
+            missed.asked = began
+            missed.messages.add(message)
         return found
+
+    def _enough(
+        self,
+        orders: dict[int, Message],
+        waiting: dict[str, int],
+        found: Collection[int],
+        needed: int,
+    ) -> bool:
+        """Is nobody left who is worth waiting for?"""
+        expected = {k for k in waiting.values() if _node(orders[k]) not in self.silent}
+        return not waiting or (not expected and len(found) >= needed)
+
+    def _hear(self) -> None:
+        """Silent nodes that have answered at last, or been restarted, are silent no longer."""
+        if not self.silent:
+            return
+        owed: dict[str, int] = {}
+        for node, missed in self.silent.items():
+            owed |= dict.fromkeys(missed.messages, node)
+        for reply in self.grid.pull_messages(list(owed)):
+            node = owed.get(reply.metadata.reply_to_message_id, 0)
+            if node in self.silent and reply.has_error():  # lost, so that it can be asked again
+                self.silent[node].asked = float("-inf")
+            else:
+                self.silent.pop(node, None)
+        connected = self._connected()
+        for node, missed in list(self.silent.items()):
+            if connected.get(node) != missed.started:
+                del self.silent[node]
 
     def _send(self, orders: dict[int, Message]) -> dict[str, int]:
         """The client of each message, by its id: an error's sender is not the node that failed."""
@@ -70,3 +130,7 @@ class Exchange:
     def _connected(self) -> dict[int, str]:
         """The nodes that are there, and since when."""
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+
+
+def _node(order: Message) -> int:
+    return order.metadata.dst_node_id
