@@ -23,8 +23,14 @@ AGREED = ("c0", "c1")
 DIFFERENT = (
     "fedmes", "fedmes-plus", "fedweit", "fedstats", "ditto", "fedrep", "flwf-2t", "knn-per", "local-er",
 )  # fmt: skip
-# a site that joins: its personal model starts from the federation's present one
-APART = {("ditto", "turin")}
+APART = {
+    # a site that joins: its personal model starts from the federation's present one
+    ("ditto", "turin"),
+    # one that has left: what it predicts with ends with its last month, though the server's part of
+    # it, in a simulation, is that of the end
+    ("fedmes-plus", "porto"),
+    ("fedstats", "porto"),
+}
 
 
 @pytest.fixture
@@ -66,6 +72,48 @@ def test_months_bring_classes_as_a_simulation_knew_them(method, folders, tmp_pat
         growing.same(folder / "client", tmp_path / f"loop/seed0/client{k}", method)
         for kind, table in want.accuracy.items():
             np.testing.assert_array_equal(got.accuracy[kind][0, k], table[0, k])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedmes", "fedmes-plus", "fedstats"])
+def test_five_sites_over_three_months(method, tmp_path, monkeypatch):
+    """The second month brings new classes at two sites, and a third one is killed in the middle of
+    its round; in the third month a sixth site joins and one has left. The weights are those of a
+    simulation that knew it all beforehand."""
+    months = growing.THREE_MONTHS
+    everyone = ("berlin", "lyon", "oslo", "porto", "turin", "wien")
+    folders = {name: growing.site_folder(tmp_path / name, name) for name in everyone}
+    for count, month in enumerate(months, start=1):
+        for name in month:
+            growing.write(folders[name].with_suffix(".npz"), [name], count, months)
+        grid = grid_of(folders, month)
+        if count == 2:
+            kill_in_its_round(grid, list(month).index("oslo"))
+        agreed = growing.federation(method, month, AGREED, tasks=3)
+        got = server.serve(grid, agreed, tmp_path / "out")
+        assert got.sites_left_out == {} and got.notes == []
+    assert got.config.federation.classes == ["c0", "c1", "c2", "c3"]
+    assert got.config.federation.sites == list(everyone)
+    assert got.config.federation.former == ["porto"]
+    want = growing.simulation(tmp_path / "loop", method, everyone, monkeypatch, months)
+    for k, (name, folder) in enumerate(folders.items()):
+        if (method, name) not in APART:
+            growing.same(folder / "client", tmp_path / f"loop/seed0/client{k}", method)
+        for kind, table in want.accuracy.items():
+            np.testing.assert_array_equal(got.accuracy[kind][0, k], table[0, k], name)
+
+
+def kill_in_its_round(grid, k):
+    """The site loses the order to train, is started again, and is then asked again."""
+    lost = []
+
+    def away(node, message):
+        first = node == k and message.metadata.message_type == "train" and not lost
+        lost.extend([message] * first)
+        return first
+
+    grid.away = away
+    grid.starts = lambda node: 1 + (node == k and len(lost))
 
 
 LINEAR = {"model.name": "linear", "model.width": None}

@@ -91,7 +91,7 @@ def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path
 
 
 @pytest.mark.slow
-def test_tasks_arrive_when_they_arrive(own, tmp_path):
+def test_tasks_arrive_when_they_arrive(own, tmp_path, caplog):
     """One site has a third task first; nobody told how many there would be."""
     options = OWN | {"data.path": str(own), "method": "fedmes", "tasks": 2}
     agreed = agreement(config.load(None, options)).with_({"tasks": 5})
@@ -108,7 +108,12 @@ def test_tasks_arrive_when_they_arrive(own, tmp_path):
     assert np.isfinite(got.acc[0, 0, 2, :3]).all()
     about = json.loads((tmp_path / "north" / "client" / "client.json").read_text())
     assert about["tasks_learned"] == 3
-    nothing_new = server.serve(inprocess.at_sites(folders), agreed, out)
+    # a configuration made again from what sites say now has another mean
+    anew = agreed.with_({"federation.mean": [0.25], "federation.std": [0.5]})
+    with caplog.at_level("INFO", logger="fedmes.federation"):
+        nothing_new = server.serve(inprocess.at_sites(folders), anew, out)
+    assert "federation.mean and federation.std stay as they were at the start" in caplog.text
+    assert nothing_new.config.federation == got.config.federation
     np.testing.assert_array_equal(nothing_new.acc, got.acc)
     # in another folder, all is done
     with pytest.raises(UserError, match="no site has finished a task in this run"):

@@ -17,6 +17,12 @@ MONTHS = (
     {"berlin": (0, 1), "lyon": (1, 0)},
     {"berlin": (0, 2), "lyon": (3, 1), "turin": (2, 1)},
 )
+# five sites: two meet new classes in the second month; in the third a sixth joins, and one has left
+THREE_MONTHS = (
+    {"berlin": (0, 1), "lyon": (1, 0), "oslo": (0, 1), "porto": (1, 0), "turin": (0, 1)},
+    {"berlin": (0, 2), "lyon": (3, 1), "oslo": (1, 0), "porto": (0, 1), "turin": (1, 0)},
+    {"berlin": (2, 0), "lyon": (1, 2), "oslo": (0, 3), "turin": (3, 1), "wien": (2, 1)},
+)
 OPTIONS = {
     "rounds": 1,
     "epochs": 1,
@@ -45,12 +51,12 @@ def samples(site, month, labels):
     }
 
 
-def write(path, sites, months):
+def write(path, sites, count, months=MONTHS):
     """The data of some sites from the first months, in one file."""
     parts = [
         samples(site, month, labels)
-        for month in range(months)
-        for site, labels in MONTHS[month].items()
+        for month in range(count)
+        for site, labels in months[month].items()
         if site in sites
     ]
     np.savez(path, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
@@ -80,31 +86,31 @@ def federation(method, sites, classes, **more):
     return config.load(None, OPTIONS | agreed | more)
 
 
-def schedule(sites):
-    """The task of each site in each month, a round a month; -1: it has not come yet."""
-    position = np.full((len(MONTHS), len(sites)), -1)
+def schedule(sites, months):
+    """The task of each site in each month, a round a month; -1: it is not there."""
+    position = np.full((len(months), len(sites)), -1)
     for k, site in enumerate(sites):
-        (there,) = np.nonzero([site in month for month in MONTHS])
+        (there,) = np.nonzero([site in month for month in months])
         position[there, k] = range(len(there))
     return position
 
 
-def simulation(out, method, sites, monkeypatch):
+def simulation(out, method, sites, monkeypatch, months=MONTHS):
     """All months and sites in one run; the heads of new classes begin as if they were added."""
     data = out.with_suffix(".npz")
-    write(data, sites, len(MONTHS))
+    write(data, sites, len(months), months)
     opened, streams = prepare.open_source, prepare.open_streams
 
     def in_parts(*asked):
         return replace(opened(*asked), earlier=(2,))
 
     def in_months(*asked):
-        position = schedule(sites)
+        position = schedule(sites, months)
         active = (position >= 0).astype(np.int64)
         (stream,) = streams(*asked)
         return [replace(stream, position=position, active=active)]
 
-    asked = {"method": method, "data.path": str(data), "engine.name": "loop"}
+    asked = {"method": method, "data.path": str(data), "engine.name": "loop", "tasks": len(months)}
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "open_source", in_parts)
         patch.setattr(prepare, "open_streams", in_months)

@@ -3,7 +3,8 @@
 Numbers of classes, sites and tasks are places in tensors, so nothing is ever renumbered: what is
 new is added at the end, and what leaves keeps its place. `federation.earlier` remembers how many
 classes there were each time that some were added. From that, server and sites make the same
-initial weights of the new ones, as `fedmes extend` does for a simulation.
+initial weights of the new ones, as `fedmes extend` does for a simulation. Mean and standard
+deviation stay those of the start, on which everything learned so far depends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ COUNTS = ("clients", "tasks")
 LISTS = ("memory.size", "federation.sites", "federation.classes", "federation.earlier")
 # sites leave and come back, and get new keys
 FREE = ("federation.former", "federation.keys")
+# of the images at the start; those of a later month have others, which are not taken over
+STATISTICS = ("federation.mean", "federation.std")
 
 
 def follows(key: str, stored: Any, new: Any) -> bool:
@@ -37,6 +40,8 @@ def without_growth(asked: Config, stored: Config) -> Config:
     """What is asked for, where only what may not change can differ from what is stored."""
     options = stored.options()
     changes = {key: options[key] for key in (*COUNTS, *FREE)}
+    if len(asked.federation.mean) == len(stored.federation.mean):
+        changes |= {key: options[key] for key in STATISTICS}
     for key in LISTS:
         if isinstance(options[key], list):
             changes[key] = options[key]

@@ -120,6 +120,8 @@ def _continued(config: Config, directory: Path) -> Blueprint:
         if run_dir.learned(directory, before):
             raise
         return sites_blueprint(config)
+    if config.federation.mean != before.federation.mean:
+        log.info("federation.mean and federation.std stay as they were at the start")
     known = sites_blueprint(before)
     return _checked(known, sites_blueprint(growth.grown(known.config, config)))
 
