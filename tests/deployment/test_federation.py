@@ -225,15 +225,3 @@ def test_a_month_brings_a_class_and_a_site(federation, sites, growing_sites, tmp
         np.testing.assert_array_equal(got.accuracy[kind], table)
     for k, folder in enumerate(sites):
         growing.same(folder / "fourth", tmp_path / f"loop/seed0/client{k}", "fedmes")
-
-
-def test_a_site_with_another_backbone_is_refused_before_training(federation, sites, tmp_path):
-    write_weights(sites[1].with_suffix(".pth"), 1)
-    run, want = asked(tmp_path, "fedavg", "third", **lite0(tmp_path), tasks=1)
-    assert federation.run(timeout=HANGS, **run) == "failed"
-    (line,) = (tmp_path / "out/progress.jsonl").read_text().splitlines()
-    error = json.loads(line)["error"]
-    assert error.startswith("1: model lite0: what is frozen has SHA-256 ")
-    assert " (weights site1.pth) at site 1, " in error
-    assert error.endswith(f"{want.made_from['frozen'][:12]} (weights w.pth) at the server")
-    assert not any((folder / "third/checkpoint").exists() for folder in sites)

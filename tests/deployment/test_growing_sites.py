@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
 NAMES = ("berlin", "lyon", "turin")
 AGREED = ("c0", "c1")
 # methods whose states differ in kind; the others keep parts of what these keep
-DIFFERENT = (
-    "fedmes", "fedmes-plus", "fedweit", "fedstats", "ditto", "fedrep", "flwf-2t", "knn-per", "local-er",
-)  # fmt: skip
+DIFFERENT = ("fedweit", "ditto", "fedrep", "flwf-2t", "knn-per", "local-er")
 APART = {
     # a site that joins: its personal model starts from the federation's present one
     ("ditto", "turin"),
