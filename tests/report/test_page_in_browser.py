@@ -290,3 +290,34 @@ def test_axe_finds_nothing_serious(opened, axe, width, scheme):
     for details in find_all(opened, "details"):
         opened.execute_script("arguments[0].open = true", details)
     assert serious(opened, axe) == []
+
+
+def test_commands_and_tables_are_copied(opened):
+    kept = "window.kept = []; navigator.clipboard.writeText = async (text) => { kept.push(text); }"
+    opened.execute_script(kept)
+    button = find(opened, "#g1 .commands code button.copy")  # of the group with one command
+    command = opened.execute_script("return arguments[0].parentElement.innerText", button)
+    reach(opened, button).send_keys(Keys.ENTER)
+    wait(opened, lambda driver: button.text == "copied")
+    assert find(opened, "#live").get_attribute("textContent").startswith("Copied command")
+    find(opened, "#g0 .scroll + button.copy").send_keys(Keys.ENTER)
+    assert button.text == "copy"
+    wait(opened, lambda driver: driver.execute_script("return kept.length") == 2)
+    first, table = opened.execute_script("return kept")
+    assert first.startswith("fedmes run --benchmark") and "copy" not in first
+    assert first.split() == command.removesuffix("copy").split()
+    lines = table.split("\n")
+    assert lines[0].split("\t")[:3] == ["method", "Acc_ALL", "FR"] and len(lines) == 11
+    assert float(lines[1].split("\t")[1].split("±")[0]) == means(opened, 1)[0]
+
+
+def test_without_permission_the_older_way_copies(opened):
+    opened.execute_script(
+        "navigator.clipboard.writeText = () => Promise.reject(new Error('no'));"
+        "document.execCommand = (what) => { window.kept = document.activeElement.value; return what; }"
+    )
+    button = find(opened, "#g0 .scroll + button.copy")
+    reach(opened, button).send_keys(Keys.ENTER)
+    wait(opened, lambda driver: button.text == "copied")
+    assert opened.execute_script("return kept").startswith("method\tAcc_ALL")
+    assert opened.execute_script("return document.activeElement === arguments[0]", button)

@@ -191,9 +191,9 @@ def test_text_from_files_stays_text(tmp_path):
     raw_page = report_on(tmp_path, tmp_path)
     text = (tmp_path / "page.html").read_text()
     assert "<img" not in text and "<b>bold" not in text and "<i>broken" not in text
-    assert text.count("</script>") == 5  # ours
+    assert text.count("</script>") == 6  # ours
     assert raw_page.data["groups"][0]["clients"] == [f"</script>{EVIL}", "b&b"]
-    assert raw_page.data["groups"][0]["runs"][0]["label"] == EVIL
+    assert raw_page.data["groups"][0]["runs"][0]["label"] == f"{EVIL} (own)"
     assert EVIL in raw_page.one("main")["text"]
 
 

@@ -199,7 +199,7 @@ def test_latex_table(tmp_path):
     lines = [line for line in text.splitlines() if line.endswith(r"\\")][2:]
     assert lines[0].startswith(r"joint & $0.900 \pm 0.000$")
     assert lines[1].startswith(r"fedmes & $\mathbf{0.750} \pm 0.050$")
-    assert lines[2].startswith(r"A\_b & $0.550 \pm 0.050$")
+    assert lines[2].startswith(r"A\_b (own) & $0.550 \pm 0.050$")
     assert lines[3].startswith(r"fedmes, network alone & $0.100 \pm 0.000$")
     assert {line.count("&") for line in lines} == {6}
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 1

@@ -68,6 +68,10 @@ MovedWeights = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="where the pretrained network's weights are now"),
 ]
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--name", metavar="METHOD=TEXT", help="what a method is called; may be repeated"),
+]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the result directory only")]
 
 
@@ -173,6 +177,17 @@ def assignments(settings: list[str] | None) -> dict[str, Any]:
             raise UserError(f"--set {setting}: write it as key=value")
         options[key.strip()] = config.parse_value(value.strip())
     return options
+
+
+def display_names(given: list[str] | None) -> dict[str, str]:
+    """The names of `--name`, by method."""
+    found = {}
+    for entry in given or []:
+        method, _, text = entry.rpartition("=")
+        if not method.strip() or not text.strip():
+            raise UserError(f"--name {entry}: write it as METHOD=TEXT")
+        found[method.strip()] = text.strip()
+    return found
 
 
 def names(text: str) -> tuple[str, ...]:

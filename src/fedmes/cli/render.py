@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedmes.experiment.bench import Row
     from fedmes.prediction.answers import Prediction, Vote
 from fedmes.results.labels import NUMBERS, SCORE_TAGS, SHORT_SCORES, shown_numbers, variants
+
+NO_NAMES: Mapping[str, str] = {}
 
 
 def run_report(result: Result) -> RenderableType:
@@ -116,9 +118,11 @@ def _memory(result: Result) -> str:
     return f"{text}, at most {result.memory_share:.0%} of the training samples it has met"
 
 
-def comparison(results: Sequence[Result], width: int) -> RenderableType:
+def comparison(
+    results: Sequence[Result], width: int, names: Mapping[str, str] = NO_NAMES
+) -> RenderableType:
     """One row a method and way of predicting; the best of each column is bold. Two tables where one
-    is too wide; below, the notes that all results share."""
+    is too wide; below, the notes that all results share. `names`: what methods are called."""
     needed = 105
     if any(result.reused for result in results):
         needed = 113
@@ -126,16 +130,18 @@ def comparison(results: Sequence[Result], width: int) -> RenderableType:
     shared = [note for note in results[0].notes if note in everywhere]
     notes = list(map(_printable, _notes(shared)))
     if width >= needed:
-        return Group(_compared(results, list(SHORT_SCORES), costs=True), *notes)
+        return Group(_compared(results, list(SHORT_SCORES), names, costs=True), *notes)
     return Group(
-        _compared(results, ["oblivious"], costs=True),
+        _compared(results, ["oblivious"], names, costs=True),
         Text(),
-        _compared(results, ["masked"], costs=False),
+        _compared(results, ["masked"], names, costs=False),
         *notes,
     )
 
 
-def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Table:
+def _compared(
+    results: Sequence[Result], scores: list[str], names: Mapping[str, str], *, costs: bool
+) -> Table:
     columns = list(product(scores, ("acc_all", "fr", "acc_final")))
     heads = [f"{score}\n{NUMBERS[key]}" for score, key in columns]
     if costs:
@@ -155,8 +161,9 @@ def _compared(results: Sequence[Result], scores: list[str], costs: bool) -> Tabl
                 cells += map(Text, (*moved, f"{result.seconds['total']:.1f}"))
                 if result.reused:  # in a column of its own, without a head
                     cells.append(Text("reused"))
-            label = printable(result.config.method + suffix.replace("_", "-"))
-            table.add_row(label, *cells)
+            method = result.config.method
+            label = names.get(method, method) + suffix.replace("_", "-")
+            table.add_row(Text(printable(label)), *cells)
     return table
 
 

@@ -22,8 +22,24 @@ app = typer.Typer()
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print the page's name only")]
 
 
+def _naming(
+    name: options.Names = None,
+    order: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="these methods first, in this order")
+    ] = None,
+) -> Any:
+    from fedmes.report.naming import Naming
+
+    wanted: tuple[str, ...] = ()
+    if order is not None:
+        wanted = options.names(order)
+    return Naming(options.display_names(name), wanted)
+
+
 @app.command(epilog="Example: fedmes report runs/split-digits-compare-0a1b2c3d --out report.html")
+@options.taking(_naming)
 def report(
+    naming: Any,
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="result directories, or folders of them")
     ],
@@ -44,7 +60,7 @@ def report(
     """Compare finished runs in one HTML page: the best method, tables, figures, every client."""
     from fedmes.report.write import write_report
 
-    done = write_report(directories, out, with_samples, csv, latex, figures)
+    done = write_report(directories, out, with_samples, csv, latex, figures, naming)
     for each in done.left_out:
         print(printable(f"left out: {each.directory}: {each.reason}"), file=sys.stderr)
     if not quiet:

@@ -125,18 +125,24 @@ def compare(
     load: Callable[[Iterable[str]], Config],
     methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="methods to compare")] = "all",
     out: options.Out = None,
+    name: options.Names = None,
     again: options.AgainIfChanged = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare several methods on the same splits and initial weights; finished runs are reused."""
     from fedmes.cli import render
     from fedmes.common import plugins
+    from fedmes.errors import unknown
     from fedmes.experiment import comparison
     from fedmes.methods import METHODS
 
+    shown_as = options.display_names(name)
     every = methods == "all"
     chosen = tuple(METHODS) if every else options.names(methods)
     named = {name: plugins.resolve("method", name, METHODS) for name in chosen}
+    for key in shown_as:
+        if key not in named:
+            raise unknown("method", key, named)
     planned = comparison.plan(named, load, out, again, only_fitting=every)
     found = []
     for one in planned.runs:
@@ -145,7 +151,7 @@ def compare(
         print(planned.directory)
     else:
         console = terminal.wide_console()
-        console.print(render.comparison(found, console.width))
+        console.print(render.comparison(found, console.width, shown_as))
         for reason in planned.unfit:
             console.print(f"left out: {reason}", highlight=False)
         console.print(f"\nresults: {planned.directory}", highlight=False)

@@ -78,3 +78,11 @@ def natural(text: str, decimals: bool = False) -> list[tuple[int, float, str]]:
         elif part:
             key.append((1, 0, part))
     return key
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in one line that is not too long."""
+    text = " ".join(str(error).split())
+    if len(text) > 200:
+        return text[:200] + " ..."
+    return text

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmes.common.text import natural, printable
+from fedmes.common.text import natural, one_line, printable
 from fedmes.config.catalog import role_of
 from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import Config
@@ -44,6 +44,7 @@ class Run:
     rounds: Mapping[str, Floats]
     directory: str = ""  # as the user named it
     versions: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""  # its label, where the reader calls it something else
 
     @staticmethod
     def of(
@@ -54,7 +55,7 @@ class Run:
     ) -> Run:
         """A run of a result at hand; default label: its method."""
         rounds = curves.round_table(result)
-        label = label or result.config.method_name
+        label = label or method_label(result.config)
         return Run(label, replace(result, rounds=[]), rounds, directory, versions or {})
 
     @property
@@ -83,6 +84,11 @@ class Run:
         return self.result.left_out
 
     @property
+    def own(self) -> bool:
+        """Is its method the reader's own, or that of another package?"""
+        return self.config.method not in METHODS
+
+    @property
     def keeps_all_data(self) -> bool:
         """Such a run says what would be possible; it does not compete."""
         if self.config.method == "knn-per":
@@ -95,6 +101,7 @@ class Group:
     """Runs of one benchmark with equal splits and seeds, evaluated by the same rule."""
 
     runs: tuple[Run, ...]
+    ordered: bool = False  # in the order that the reader wants, not by accuracy
 
     @property
     def config(self) -> Config:
@@ -190,7 +197,7 @@ def _open(directory: Path) -> Run:
         content = tomllib.loads((directory / "config.toml").read_text(encoding="utf-8"))
         versions = {str(name): str(each) for name, each in content.get("versions", {}).items()}
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"broken: config.toml cannot be read ({_one_line(error)})") from None
+        raise UserError(f"broken: config.toml cannot be read ({one_line(error)})") from None
     made_by = versions.get("fedmes", "source")
     if _release(made_by) > _release(__version__):
         raise UserError(
@@ -200,10 +207,10 @@ def _open(directory: Path) -> Run:
         run = Run.of(run_dir.load(directory), directory=str(directory), versions=versions)
         _check(run, json.loads((directory / "result.json").read_bytes()))
     except UserError as error:
-        raise UserError(f"broken: {_one_line(error).removeprefix(f'{directory}: ')}") from None
+        raise UserError(f"broken: {one_line(error).removeprefix(f'{directory}: ')}") from None
     except Exception as error:
         # whatever damaged files make numpy, zipfile, zlib, csv or json raise
-        raise UserError(f"broken: {type(error).__name__}: {_one_line(error)}") from None
+        raise UserError(f"broken: {type(error).__name__}: {one_line(error)}") from None
     return run
 
 
@@ -281,7 +288,7 @@ def labelled(runs: list[Run]) -> tuple[Run, ...]:
         apart = differing(relatives)
         own = decisive(run.config)
         parts = [f"{_short(key)} {value_text(own[key])}" for key in apart if key in own]
-        labels.append(" ".join([run.config.method_name, *parts[:3]]))
+        labels.append(" ".join([method_label(run.config), *parts[:3]]))
     times = Counter(labels)
     named = []
     for run, label in zip(runs, labels, strict=True):
@@ -289,6 +296,22 @@ def labelled(runs: list[Run]) -> tuple[Run, ...]:
             label = f"{label} [{run.directory}]"
         named.append(replace(run, label=printable(label)))
     return tuple(sorted(named, key=lambda run: natural(run.label, decimals=True)))
+
+
+def method_label(config: Config) -> str:
+    """What a method is called; the reader's own is marked."""
+    if config.method in METHODS:
+        return config.method_name
+    return f"{config.method_name} (own)"
+
+
+def _method_as_shown(run: Run) -> str:
+    """A run's method, without what sets its runs apart."""
+    method = method_label(run.config)
+    if not run.key:
+        return method
+    settings = run.key.removeprefix(method)
+    return run.label.removesuffix(settings)
 
 
 def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -302,7 +325,7 @@ def memory_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     found: dict[str, list[Run]] = {}
     for members in alike.values():
         if len({json.dumps(run.config.memory.size) for run in members}) > 1:
-            name = members[0].config.method_name
+            name = _method_as_shown(members[0])
             if name in found:
                 name = members[0].label
             found[name] = sorted(members, key=lambda run: curves.memory_size(run.result))
@@ -363,13 +386,6 @@ def _short(key: str) -> str:
     if key in ("memory.size", "model.name"):
         return section
     return name
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if len(text) > 200:
-        return text[:200] + " ..."
-    return text
 
 
 def count(number: int, noun: str) -> str:

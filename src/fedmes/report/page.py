@@ -22,7 +22,7 @@ from fedmes.report.verdict import compare_runs
 from fedmes.results.labels import SCORE_TAGS, SCORES
 from fedmes.version import __version__
 
-SCRIPTS = ("charts.js", "figures.js", "controls.js")  # of every page; then its own
+SCRIPTS = ("charts.js", "figures.js", "controls.js", "copy.js")  # of every page; then its own
 
 
 def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: bool) -> str:

@@ -52,7 +52,7 @@ def drawing(runs: Sequence[Run], order: Sequence[int], specs: Sequence[FigureSpe
     looks = palette.looks(runs)
     named = []
     for place, run in enumerate(runs):
-        shown = place in order[:FOCUS]
+        shown = place in order[:FOCUS] or run.own
         named.append({"label": run.label, "look": _look(looks[place]), "shown": shown})
     return {"runs": named, "order": list(order), "figures": list(map(figure, specs))}
 

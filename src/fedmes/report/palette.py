@@ -1,22 +1,24 @@
 """How a run looks in every figure: colour, line style and marker, never colour alone.
 
-A method of this package has the same look in every report, and relatives share a colour (fedavg and
-fedprox, flwf and flwf-2t, ...). The colours stay apart under the three kinds of colour blindness
-and keep a contrast of 3:1 to the background, light and dark; a test measures both.
+A method has the same look in every report, on the page and on paper, by day and by night. Relatives
+share a colour (fedavg and fedprox, flwf and flwf-2t, ...); the look of any other method follows
+from its name. The colours stay apart under the three kinds of colour blindness and keep a contrast
+of 3:1 to the background, light and dark; a test measures both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import cycle, product
+from itertools import product
 from typing import Any
+from zlib import crc32
 
-from fedmes.report.collect import Run
+from fedmes.report.collect import Run, method_label
 
 #         blue       orange     green      violet     grey       sky        gold       red
 LIGHT = ("#0a3a94", "#e07105", "#4c8a50", "#c865a4", "#554d55", "#3c93e9", "#7a5200", "#6b1418")
-DARK = ("#3f9ff5", "#dd9844", "#63e6a5", "#a878b8", "#9aa9a2", "#def6ff", "#fbe04c", "#c95a53")
+DARK = ("#649af7", "#dd9844", "#63e6a5", "#a878b8", "#9aa9a2", "#b2dfff", "#fbe04c", "#c95a53")
 DASHES: Any = ("solid", "dashed", "dotted")
 # matplotlib's names; charts.js has the same in this order
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -50,19 +52,38 @@ KNOWN = {
 }
 
 
-def looks(runs: Sequence[Run]) -> list[Look]:
-    """One look per run; runs that are not known by their method take those that are still free."""
-    every = {}
+def _others() -> list[Look]:
+    """The looks that no method of this package has."""
+    taken = {(look.colour, look.dash) for look in KNOWN.values()}
+    found = []
     for dash, colour in product(range(len(DASHES)), range(len(LIGHT))):
-        every[colour, dash] = Look(colour, dash, (colour + 3 * dash) % len(MARKERS))
-    free = dict(every)
-    for run in runs:
-        if look := KNOWN.get(run.label):
-            free.pop((look.colour, look.dash), None)
-    others = cycle((free or every).values())
-    return [KNOWN.get(run.label) or next(others) for run in runs]
+        if (colour, dash) not in taken:
+            found.append(Look(colour, dash, (colour + 3 * dash) % len(MARKERS)))
+    return found
+
+
+OTHERS = _others()
+
+
+def looks(runs: Sequence[Run]) -> list[Look]:
+    """One look per run. A run that is not known by its method alone has one by its name; where two
+    names lead to one look, the second takes the next that is free."""
+    names = [run.key or run.label for run in runs]
+    found = {name: KNOWN[name] for name in names if name in KNOWN}
+    for name in sorted(set(names) - found.keys()):
+        found[name] = _by_name(name, found.values())
+    return list(map(found.__getitem__, names))
+
+
+def _by_name(name: str, taken: Collection[Look]) -> Look:
+    """The look of a name, or the first one after it that nobody has; if there is none, its own."""
+    start = crc32(name.encode()) % len(OTHERS)
+    around = [*OTHERS[start:], *OTHERS[:start]]
+    free = [look for look in (*around, *KNOWN.values()) if look not in taken]
+    return next(iter(free), around[0])
 
 
 def method_look(run: Run) -> Look:
     """The look of a run's method, whatever its settings."""
-    return KNOWN.get(run.config.method_name, Look(0, 0, 0))
+    method = run.config.method_name
+    return KNOWN.get(method) or _by_name(method_label(run.config), ())

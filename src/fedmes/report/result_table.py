@@ -39,11 +39,13 @@ class Row:
 
 
 def rows_of(group: Group) -> list[Row]:
-    """By oblivious Acc_ALL, the best first; what has none comes last."""
+    """By oblivious Acc_ALL, the best first, what has none last; or as the reader wants them."""
     rows = []
     for run in group.runs:
         for suffix, (predicts, numbers) in variants(run).items():
             rows.append(Row(run, suffix, predicts, numbers))
+    if group.ordered:
+        return rows
     return sorted(rows, key=_high_first)
 
 

@@ -122,13 +122,13 @@ def _table(group: Group, rows: Sequence[Row]) -> dict[str, Any]:
     scales = {score: _strip_scale(rows, score) for score in SCORES}
     seeds = "Mean ± standard deviation over seeds" if len(group.seeds) > 1 else "One seed"
     return {
-        "heads": _heads(shown),
+        "heads": _heads(shown, group.ordered),
         "rows": [_table_row(group, row, winners, scales) for row in rows],
         "note": f"{seeds}; {note}",
     }
 
 
-def _heads(shown: Mapping[str, str]) -> list[dict[str, Any]]:
+def _heads(shown: Mapping[str, str], ordered: bool) -> list[dict[str, Any]]:
     """The columns, and how a first click on each of them sorts the table."""
     heads: list[dict[str, Any]] = [{"name": "method", "first": "ascending"}]
     for key, name in shown.items():
@@ -136,7 +136,8 @@ def _heads(shown: Mapping[str, str]) -> list[dict[str, Any]]:
         if key in LOWER_IS_BETTER:
             heads[-1]["first"] = "ascending"
         if key == "acc_all":
-            heads[-1]["sorted"] = "descending"
+            if not ordered:
+                heads[-1]["sorted"] = "descending"
             heads.append({"name": "seed by seed", "drawn": True})
     for name in ("MB up", "MB down", "seconds"):
         heads.append({"name": name, "number": True, "first": "ascending"})

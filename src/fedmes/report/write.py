@@ -18,8 +18,11 @@ from fedmes.common.text import printable
 from fedmes.errors import UserError
 from fedmes.report import collect, result_table, verdict
 from fedmes.report.collect import Group, LeftOut
+from fedmes.report.naming import Naming
 from fedmes.report.table import as_csv, as_latex
 from fedmes.results.run_dir import Result
+
+AS_THEY_ARE = Naming()
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,15 @@ def report(
     csv: str | Path | None = None,
     latex: str | Path | None = None,
     figures: str | Path | None = None,
+    names: Mapping[str, str] | None = None,
+    order: Sequence[str] = (),
 ) -> Report:
     """Compare finished runs in one HTML page, as `fedmes report` does: directories, results, or
-    what `fedmes.compare` returns."""
+    what `fedmes.compare` returns. `names`: what methods are called; `order`: which come first."""
     directories = list(chain.from_iterable(map(_directories, runs)))
-    further = map(as_path, (csv, latex, figures))
-    return write_report(directories, Path(out), with_samples, *further)
+    table, paper, drawn = map(as_path, (csv, latex, figures))
+    naming = Naming(names or {}, order)
+    return write_report(directories, Path(out), with_samples, table, paper, drawn, naming)
 
 
 def _directories(run: str | Path | Result | Mapping[str, Result]) -> list[Path]:
@@ -76,6 +82,7 @@ def write_report(
     csv: Path | None = None,
     latex: Path | None = None,
     figures: Path | None = None,
+    naming: Naming = AS_THEY_ARE,
 ) -> Report:
     """The page and, where asked for, the table as CSV and LaTeX and the figures as PNG, SVG
     and PDF."""
@@ -87,6 +94,7 @@ def write_report(
         if len(left_out) > 3:
             reasons.append(f"{len(left_out) - 3} more")
         raise UserError(f"report: no finished run to report on ({'; '.join(reasons)})")
+    groups = naming.applied(groups)
     for path in (out, csv, latex):
         if path is not None and path.is_dir():
             raise UserError(f"report: {path} is a directory; a file name is needed")

@@ -11,6 +11,7 @@
   // A table is sorted by the column whose head says so; what has no number comes last.
   function sort(table) {
     const head = table.querySelector("th[aria-sort]");
+    if (!head) return; // in the reader's own order until a head is clicked
     const column = [...head.parentElement.children].indexOf(head);
     const up = head.getAttribute("aria-sort") === "ascending";
     const key = (row) => {
