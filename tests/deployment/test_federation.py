@@ -17,6 +17,7 @@ from fedmes import config
 from fedmes.deployment import local, site
 from fedmes.deployment.certificates import make_server
 from fedmes.deployment.local import Federation
+from fedmes.deployment.policy import Policy
 from fedmes.errors import FederationError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
@@ -40,7 +41,8 @@ def sites(tmp_path_factory):
     folders = [root / f"site{k}" for k in range(2)]
     for k, folder in enumerate(folders):
         weights = root / f"site{k}.pth"
-        site.create(folder, str(k), {"client": k, "weights": str(weights)})
+        content = {"client": k, "weights": str(weights)}
+        site.create(folder, str(k), content, Policy(max_federations=9))
         write_weights(weights, 0)
     return folders
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from fedmes import config
 from fedmes.deployment import local, require_flower, site
+from fedmes.deployment.policy import Policy
 from fedmes.deployment.up import sites_of_custom_data, up
 from fedmes.errors import UserError
 from fedmes.scenario.custom import read_site
@@ -123,10 +124,10 @@ def test_site_init(tmp_path, pictures):
     )
     assert (status, err) == (0, "")
     folder = tmp_path / "here"
-    assert tomllib.loads((folder / "site.toml").read_text()) == {
-        "name": "north",
-        "data": str(pictures),
-    }
+    about = tomllib.loads((folder / "site.toml").read_text())
+    assert Policy.of(about, folder) == Policy()
+    about.pop("policy")
+    assert about == {"name": "north", "data": str(pictures)}
     assert (mode(folder), mode(folder / "key")) == (0o700, 0o600)
     private = serialization.load_ssh_private_key((folder / "key").read_bytes(), None)
     public = serialization.load_ssh_public_key((folder / "key.pub").read_bytes())

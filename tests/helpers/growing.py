@@ -73,6 +73,7 @@ def site_folder(folder, name):
 def describe(folder, name, data):
     (folder / "site.toml").write_text(
         f"name = {json.dumps(name)}\ndata = {json.dumps(str(data))}\n"
+        "policy = { max_federations = 9 }\n"
     )
 
 

@@ -6,7 +6,8 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmes.deployment.app import main, site_client, site_name
+from fedmes.deployment.app import client as site_app
+from fedmes.deployment.app import main
 from fedmes.engines.flower.client import client_app
 from fedmes.experiment.simulation import simulated_client, simulated_name
 
@@ -101,7 +102,7 @@ def simulated(directory, clients):
 
 
 def at_sites(folders):
-    return Grid(client_app(site_name, site_client), [{"site": str(folder)} for folder in folders])
+    return Grid(site_app, [{"site": str(folder)} for folder in folders])
 
 
 class Federation:

@@ -95,6 +95,33 @@ def facts(
     print(directory.resolve() / FILE)
 
 
+@site.command(epilog="Example: fedmes site audit ~/site --last 5")
+def audit(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the site")],
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="requests to list")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="print every entry as JSON")] = False,
+) -> None:
+    """Show what the server has asked a site for and what has left it, and check that nobody has
+    changed the record."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from fedmes.cli.render_audit import requests, totals
+    from fedmes.deployment.audit import read
+
+    found = read(directory)
+    if json:
+        print(dumps({"sha256": found.sha256, "entries": found.entries}, indent=2))
+        return
+    console = Console()
+    if last:
+        console.print(requests(found.entries[-last:]))
+    console.print(totals(found))
+    print(f"{len(found.entries)} entries, none changed or missing; SHA-256 of the last one:")
+    print(found.sha256)
+
+
 @federation.command(
     name="config", epilog="Example: fedmes federation config north.toml south.toml > config.toml"
 )

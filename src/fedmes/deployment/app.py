@@ -13,6 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedmes import config as configuration
 from fedmes.config.options import Config
 from fedmes.deployment import site as folders
+from fedmes.deployment.guard import guard
+from fedmes.deployment.policy import Policy
 from fedmes.deployment.server import serve
 from fedmes.engines.flower.client import Node, client_app
 from fedmes.engines.flower.site import SiteClient
@@ -33,6 +35,7 @@ def site_client(config: Config, s: int, node: Node) -> SiteClient:
     """A real site in its SuperNode's folder, or a client of a benchmark, for trials."""
     folder = _folder(node)
     about = folders.read(folder)
+    policy = Policy.of(about, folder / "site.toml")
     name = str(about["name"])
     directory = folder / config.federation.name
     if "weights" in about and config.model.weights not in NO_FILE:
@@ -44,6 +47,8 @@ def site_client(config: Config, s: int, node: Node) -> SiteClient:
     if name not in sites:
         raise UserError(f"site {name} is not among the federation's sites ({', '.join(sites)})")
     prepared = prepare_site(config, name, Path(about["data"]), directory / "features")
+    for each in prepared.federations:
+        policy.check_samples(each.plans[0], prepared.source.dataset.y)
     return _site_client(name, prepared, s, sites.index(name), directory, scheduled=False)
 
 
@@ -55,7 +60,7 @@ def _folder(node: Node) -> Path:
 
 log = logging.getLogger("fedmes")
 server = ServerApp()
-client = client_app(site_name, site_client)
+client = client_app(site_name, site_client, [guard])
 
 
 @server.main()

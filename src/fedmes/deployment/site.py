@@ -11,10 +11,13 @@ from typing import Any
 
 from fedmes.common.files import replace_text
 from fedmes.deployment.certificates import make_node_key
+from fedmes.deployment.policy import Policy
 from fedmes.errors import UserError
 
 
-def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
+def create(
+    directory: Path, name: str, content: Mapping[str, Any], policy: Policy | None = None
+) -> None:
     """The folder, for its owner alone: `key`, `key.pub` and, last, `site.toml`."""
     if not name.strip() or not name.isprintable():
         raise UserError(f"name: a line of text is needed, not {name!r}")
@@ -27,12 +30,17 @@ def create(directory: Path, name: str, content: Mapping[str, Any]) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         make_node_key(directory, name)
-        text = ""
-        for key, value in {"name": name, **content}.items():
-            text += f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
-        replace_text(directory / "site.toml", text)
+        describe(directory, name, content, policy or Policy())
     except OSError as error:
         raise UserError(f"site: {directory} cannot be written ({error.strerror})") from None
+
+
+def describe(directory: Path, name: str, content: Mapping[str, Any], policy: Policy) -> None:
+    """Write `site.toml`."""
+    text = ""
+    for key, value in {"name": name, **content}.items():
+        text += f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
+    replace_text(directory / "site.toml", f"{text}\n{policy.text()}")
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from fedmes.config.options import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
+from fedmes.deployment.policy import Policy
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.experiment.made_from import refuse, stale
 from fedmes.experiment.prepare import Blueprint, Prepared, agreement, prepare, sites_blueprint
@@ -52,7 +53,10 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     folder.mkdir(mode=0o700, exist_ok=True)
     progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
-        places = [_place(directory / "sites" / name, content) for name, content in sites.items()]
+        policy = Policy.of_trial(config)
+        places = []
+        for name, content in sites.items():
+            places.append(_place(directory / "sites" / name, content, policy))
         if config.federation.sites:
             keys = list(map(site.fingerprint, places))
             run_dir.claim(directory, config.with_({"federation.keys": keys}))
@@ -83,11 +87,13 @@ def sites_of_custom_data(config: Config, data: Path) -> tuple[Blueprint, dict[st
     return sites_blueprint(agreed), sites
 
 
-def _place(folder: Path, content: dict[str, Any]) -> Path:
+def _place(folder: Path, content: dict[str, Any], policy: Policy) -> Path:
     """A site's folder; one of an earlier start contains what its client has learned."""
-    if not (folder / "site.toml").is_file():
+    if (folder / "site.toml").is_file():
+        site.describe(folder, folder.name, content, policy)
+    else:
         shutil.rmtree(folder, ignore_errors=True)  # a start that was cut short
-        site.create(folder, folder.name, content)
+        site.create(folder, folder.name, content, policy)
     return folder
 
 

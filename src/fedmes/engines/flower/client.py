@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from pydantic import ValidationError
 
 from fedmes.common.text import short_sha256
@@ -29,9 +30,9 @@ Order = dict[str, Any]
 Handler = Callable[[SiteClient, Order, Tensors], Answer]
 
 
-def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
-    """An app that answers for the site of the node it runs on."""
-    app = ClientApp()
+def client_app(name_of: NameOf, open_client: OpenClient, mods: Sequence[Mod] = ()) -> ClientApp:
+    """An app that answers for the site of the node it runs on. `mods`: see Flower."""
+    app = ClientApp(mods=list(mods))
 
     def answer(message: Message, context: Context, handler: Handler) -> Message:
         order = messages.order_of(message)
@@ -45,8 +46,7 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
                 _refuse_other_network(client, config, order["frozen"])
                 done = handler(client, order, messages.tensors_of(message))
         except UserError as error:
-            refusal = _refusal(name, error).model_dump_json()
-            return Message(messages.records(refusal, {}, refused=True), reply_to=message)
+            return refusal(message, name, error)
         content = messages.records(done.facts.model_dump_json(), wire.pack(done.upload))
         return Message(content, reply_to=message)
 
@@ -63,6 +63,12 @@ def client_app(name_of: NameOf, open_client: OpenClient) -> ClientApp:
         return answer(message, context, _evaluate)
 
     return app
+
+
+def refusal(message: Message, name: str, error: UserError) -> Message:
+    """The answer of a site that does not do what it is asked for."""
+    text = _refusal(name, error).model_dump_json()
+    return Message(messages.records(text, {}, refused=True), reply_to=message)
 
 
 def _refusal(name: str, error: UserError) -> Refusal:
