@@ -106,9 +106,3 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
         return torch.where(widened(present, stack), share, 0).sum(0)
 
     return map_entries(mean, uploads)
-
-
-def broken(uploads: Tensors) -> Tensors:
-    """As an injected fault leaves them: no numbers."""
-    lost = {name: t * torch.nan for name, t in uploads.items() if t.is_floating_point()}
-    return uploads | lost

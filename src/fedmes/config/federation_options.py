@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from fedmes.common import keyed_random
 from fedmes.config.section import Positive, Role, Section, Share, option
 
 NotNegative = Annotated[float, Field(ge=0)]
@@ -35,6 +36,20 @@ class Server(Section):
         "seconds that a round waits for its answers (Flower). A site that has missed it is not "
         "waited for again until it answers.",
     )
+    robust: (
+        Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] | None
+    ) = option(
+        None,
+        "none, clip, median, trimmed-mean, multi-krum or geometric-median: how the server averages "
+        "updates of which some may be malicious. `clip` scales every update down to the round's "
+        "median norm ([what helps against what](attacks.md)).",
+        unset="`clip` for real sites, `none` in simulations",
+    )
+    dishonest: Annotated[float, Field(ge=0, lt=0.5)] = option(
+        0.3,
+        "share of the updates that `trimmed-mean` cuts off at each end and `multi-krum` leaves "
+        "out, rounded down",
+    )
 
 
 class Faults(Section):
@@ -46,6 +61,29 @@ class Faults(Section):
         0.0, "probability that a client does not answer in a round"
     )
     nan: Share = option(0.0, "probability that a client's update is not a number and is rejected")
+    attackers: Annotated[float, Field(ge=0, lt=1)] = option(
+        0.0,
+        "share of the clients that attack the others in every round, rounded down. Their own "
+        "accuracy is not recorded ([attacks.md](attacks.md)).",
+    )
+    attack: Literal["sign-flip", "scale", "label-flip", "free-ride"] = option(
+        "sign-flip",
+        "sign-flip, scale, label-flip or free-ride. Attackers send their update times "
+        "-`faults.factor`, times `faults.factor`, learned from wrong labels, or none.",
+    )
+    factor: AboveZero = option(10.0, "what `sign-flip` and `scale` multiply an update by")
+
+    def attacking(self, clients: int, seed: int) -> list[int]:
+        """The clients that attack, in a simulation of so many."""
+        count = int(self.attackers * clients + 1e-9)
+        order = keyed_random.permutation(clients, seed, "attackers")
+        return sorted(order[:count].tolist())
+
+    @property
+    def update_factor(self) -> float:
+        """What attackers multiply their updates by."""
+        factors = {"sign-flip": -self.factor, "scale": self.factor, "free-ride": 0.0}
+        return factors.get(self.attack, 1.0)
 
 
 class FederationOptions(Section):

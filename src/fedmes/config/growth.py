@@ -16,8 +16,8 @@ from fedmes.config.options import Config
 
 COUNTS = ("clients", "tasks")
 LISTS = ("memory.size", "federation.sites", "federation.classes", "federation.earlier")
-# sites leave and come back, and get new keys
-FREE = ("federation.former", "federation.keys")
+# sites leave and come back, and get new keys; how to average is the server's to decide
+FREE = ("federation.former", "federation.keys", "server.robust", "server.dishonest")
 # of the images at the start; those of a later month have others, which are not taken over
 STATISTICS = ("federation.mean", "federation.std")
 
@@ -61,6 +61,8 @@ def grown(stored: Config, asked: Config) -> Config:
         "federation.former": [name for name in sites if name not in now.members],
         "clients": len(sites),
         "tasks": max(stored.tasks, asked.tasks),
+        "server.robust": asked.server.robust,
+        "server.dishonest": asked.server.dishonest,
     }
     if isinstance(asked.memory.size, list):
         changes["memory.size"] = asked.memory.size

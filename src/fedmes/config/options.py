@@ -227,6 +227,16 @@ class Config(Section):
             raise ValueError("a seed is named twice")
         return seeds
 
+    @model_validator(mode="after")
+    def _simulated_attackers(self) -> Self:
+        if self.faults.attackers and self.federation.sites:
+            raise ValueError("faults.attackers: only a simulation has attackers; leave it out")
+        return self
+
+    def attackers(self) -> list[list[int]]:
+        """The clients that attack, for each seed; in a simulation without attackers, none."""
+        return [self.faults.attacking(self.clients, seed) for seed in self.seeds]
+
     def capacities(self) -> list[int]:
         """The memory size of each client."""
         size = self.memory.size

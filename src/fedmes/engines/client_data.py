@@ -128,6 +128,9 @@ class ClientData:
         self.classes = torch.from_numpy(self.plan.own).to(samples.device)
         self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
         self.blocks_so_far = torch.from_numpy(self.plan.blocks_so_far).to(samples.device)
+        self.taken_for: Tensor | None = None
+        if self.plan.taken_for is not None:
+            self.taken_for = torch.from_numpy(self.plan.taken_for).to(samples.device)
 
     def batch(self, numbers: Ints, position: int) -> Batch:
         """The client's samples of these numbers, as training in this task sees them."""
@@ -142,7 +145,10 @@ class ClientData:
         }[self.config.train.scope]
         x = self.samples.take(rows, self.scale)
         mask = torch.ones(len(chosen), dtype=self.samples.dtype, device=self.samples.device)
-        return Batch(x, self.samples.y[rows], mask, scope, task)
+        y = self.samples.y[rows]
+        if self.taken_for is not None:
+            y = self.taken_for[task, y]
+        return Batch(x, y, mask, scope, task)
 
     def chunks(self, numbers: Ints, position: int) -> Iterator[Batch]:
         for start in range(0, len(numbers), CHUNK):

@@ -14,12 +14,12 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.engines.protocol import EvalProtocol
-from fedmes.engines.server import Update, aggregate_round
+from fedmes.engines.server import Update, aggregate_round, tampered
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.results.status import Site
 from fedmes.scenario.plan import NOTHING, Round
-from fedmes.tensors import Tensors, added, broken, cast, grown, map_entries, put
+from fedmes.tensors import Tensors, added, cast, grown, map_entries, put
 
 
 def client_round(
@@ -215,9 +215,9 @@ class LoopEngine:
                 client_round(method, self.clients[s][k], broadcast, work, data)
             )
             up = method.upload(state, data.ctx(work))
+            if work.factor != 1:
+                up = tampered(method, up, broadcast, work.factor)
             updates[k] = Update(up, len(work.samples))
-            if work.broken:
-                updates[k] = Update(broken(up), len(work.samples))
             report = map_entries(float, method.report(state, broadcast))
             seconds = time.perf_counter() - start
             received = each_round + int(work.first) * first_round

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmes.engines.robust import Votes, median_of, robust_votes
 from fedmes.methods.base import Method
 from fedmes.tensors import Tensors, map_entries, stacked
 
@@ -47,18 +48,48 @@ def aggregate_round(
     sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
     samples = torch.tensor([update.samples for update in all_updates]).to(place)
     uploads = stacked([update.tensors for update in all_updates])
-    verdict = screen_updates(server, uploads, sent)
-    present = sent & (verdict == 0)
-    if int(present.sum()) >= method.config.server.min_clients:
-        new = method.aggregate(server, uploads, present, samples)
-        if bool(finite(new, present)):
-            server = server | new
-        else:
-            verdict = torch.where(present, NO_AVERAGE, verdict)
-    for k, code in enumerate(verdict.tolist()):
+    outcome = settle_round(method, server, Votes(uploads, sent, samples))
+    if bool(outcome.taken):
+        server = server | outcome.new
+    for k, code in enumerate(outcome.verdict.tolist()):
         if k in usable and code:
             rejected[k] = REJECTIONS[code]
     return server, rejected
+
+
+class Outcome(NamedTuple):
+    """Of a round, on the server."""
+
+    new: Tensors  # what changes in its state
+    taken: Tensor  # does it? Not with too few good updates, nor if their aggregate is not finite
+    verdict: Tensor  # [n] an index into REJECTIONS for each client
+
+
+def settle_round(method: Method, server: Tensors, votes: Votes) -> Outcome:
+    """Screen what clients sent and average it. Tensors throughout, so that an engine can map this
+    over seeds."""
+    verdict = screen_updates(server, votes.uploads, votes.present)
+    present = votes.present & (verdict == 0)
+    enough = present.sum() >= method.config.server.min_clients
+    new = method.aggregate(server, *robust_votes(method, server, votes._replace(present=present)))
+    usable = finite(new, present)
+    verdict = torch.where(present & enough & ~usable, NO_AVERAGE, verdict)
+    return Outcome(new, enough & usable, verdict)
+
+
+def tampered(method: Method, upload: Tensors, received: Tensors, factor: Tensor | float) -> Tensors:
+    """A client's upload with its update multiplied by a factor: an attack, or, with NaN, a fault.
+    What is new to the server, or is added up there, is an update as it is."""
+    sent = dict(upload)
+    for name, t in upload.items():
+        if not t.is_floating_point():
+            continue
+        was = torch.zeros_like(t)
+        if name in received and method.aggregation != "sum":
+            was = received[name]
+        times = torch.as_tensor(factor, dtype=t.dtype, device=t.device)
+        sent[name] = torch.where(times == 1, t, was + times * (t - was))
+    return sent
 
 
 def finite(state: Tensors, like: Tensor) -> Tensor:
@@ -90,9 +121,7 @@ def screen_updates(server: Tensors, uploads: Tensors, sent: Tensor) -> Tensor:
                 moved = torch.where(part, moved, 0)
             square = square + moved.square().reshape(len(t), -1).sum(1)
             own = own + was.square().sum()
-    usual = torch.where(sent & finite, square, torch.inf).sort().values
-    middle = ((sent & finite).sum() - 1).clamp(min=0).div(2, rounding_mode="floor")
-    median = usual.gather(0, middle[None])
+    median = median_of(square, sent & finite)
     far = (square > TOO_FAR**2 * torch.maximum(median, own)) | ~torch.isfinite(square)
     return torch.where(finite, torch.where(far, 2, 0), 1)
 

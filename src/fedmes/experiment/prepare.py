@@ -15,7 +15,7 @@ import torch
 from fedmes.common import limits, plugins
 from fedmes.common.keyed_random import Ints
 from fedmes.config.data_options import IN_MEMORY
-from fedmes.config.federation_options import FederationOptions
+from fedmes.config.federation_options import Faults, FederationOptions
 from fedmes.config.options import Config
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.data.custom import Table
@@ -161,7 +161,11 @@ def _federations(
     first = source.normalisation(streams[0])
     federations = []
     for stream, params in zip(streams, initial, strict=True):
-        plans = [Plan(stream, k, size, work, source.dataset.y) for k, size in enumerate(sizes)]
+        attackers = config.faults.attacking(config.clients, stream.seed)
+        plans = []
+        for k, size in enumerate(sizes):
+            own = _attacking(work, config.faults) if k in attackers else work
+            plans.append(Plan(stream, k, size, own, source.dataset.y))
         scale = first if fixed or stream is streams[0] else source.normalisation(stream)
         federations.append(Federation(stream, plans, params, scale))
     return federations
@@ -345,6 +349,11 @@ def open_streams(config: Config, source: Source) -> list[Stream]:
         stream = with_absences(stream, config.server.fraction, config.faults.drop)
         streams.append(stream.without(config.data.without))
     return streams
+
+
+def _attacking(work: Work, faults: Faults) -> Work:
+    wrong_labels = faults.attack == "label-flip"
+    return replace(work, factor=faults.update_factor, wrong_labels=wrong_labels)
 
 
 def _work(config: ResolvedConfig, method: Method, views: tuple[int, ...]) -> Work:

@@ -90,6 +90,7 @@ class Recorder:
         """`protocols`: names of further protocols under which the same training is evaluated."""
         self.config = config
         self.shape = (len(config.seeds), config.clients, config.tasks, config.tasks)
+        self.attackers = config.attackers()
         self.accuracy: dict[str, np.ndarray] = {}
         self.protocols: dict[str, dict[str, np.ndarray]] = {"": self.accuracy}
         self.protocols |= {name: {} for name in protocols}
@@ -172,8 +173,9 @@ class Recorder:
         for seed in range(self.shape[0]):
             seconds = [row.seconds for row in rows if row.seed == seed]
             self.slowest_seconds += max(seconds, default=0.0)
-        self._record_undefined(scores)
-        for score in scores:
+        honest = [score for score in scores if score.client not in self.attackers[score.seed]]
+        self._record_undefined(honest)
+        for score in honest:
             self._record_score(score)
 
     def _warn_of_rejected(self, rows: list[RoundRow]) -> None:

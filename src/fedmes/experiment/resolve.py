@@ -15,6 +15,7 @@ from fedmes.common.own_code import blaming
 from fedmes.config.catalog import options as all_options
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
+from fedmes.engines import robust
 from fedmes.engines.devices import dtype_of, pick_device
 from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
@@ -84,6 +85,9 @@ def resolve(
     _warn_of_unused(config, method)
     _warn_of_unused_rank(config, net.parts.module)
     decided |= {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
+    robust.check(method)
+    if (rule := robust.rule_of(method)) != "none":
+        decided["server.robust"] = rule
     if method.store == "all" and facts.samples is not None:
         decided |= _memory_for_all(facts.samples)
     return ResolvedConfig.of(config, decided), method, [net.initial for net in nets]

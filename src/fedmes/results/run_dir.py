@@ -128,6 +128,8 @@ class Result:
             "parameters": self.parameters,
             "memory_share": self.memory_share,
             "left_out": self.left_out,
+            "robust": config.server.robust or "none",
+            "attackers": config.attackers(),
             "sites_left_out": self.sites_left_out,
             "notes": self.notes,
             "peak_memory_bytes": self.peak_memory_bytes,

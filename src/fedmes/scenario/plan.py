@@ -9,6 +9,7 @@ is the view v of sample i.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -39,6 +40,8 @@ class Work:
     policy: str = "fifo"
     hold_back: bool = False
     broken: float = 0.0  # how likely an update comes out as no number
+    factor: float = 1.0  # an attacker multiplies its updates by it
+    wrong_labels: bool = False  # an attacker learns them
     epoch_over: str = "task"  # the samples of an epoch: "task", or "seen" for all tasks so far
     # what is added to a sample's row to find each of its views; most samples have but one
     views: tuple[int, ...] = (0,)
@@ -57,7 +60,9 @@ class Round:
     memory: Ints  # [step, memory batch]
     epoch: Ints  # [step]
     key: Ints  # [step]: for dropout
-    broken: bool = False  # an injected fault: the update is to be no number
+    # what the update is multiplied by before it is sent: 1, unless a fault is injected; NaN: it is
+    # to be no number
+    factor: float = 1.0
 
 
 class Plan:
@@ -92,6 +97,10 @@ class Plan:
         self.task: Ints = np.repeat(np.arange(len(sizes)), sizes)  # sample number -> task index
         self.test: list[Ints] = [task.test for task in client.tasks]
         self._class_scopes(client, (room or stream.tasks, stream.classes))
+        # [task, class]: what an attacker takes each class for; None: labels are right
+        self.taken_for: Ints | None = None
+        if work.wrong_labels:
+            self.taken_for = np.stack(list(map(next_class, self.own)))
 
         ranks = []
         for p, size in enumerate(sizes):
@@ -257,9 +266,13 @@ class Plan:
             memory=self._seen_as(self._memory_batches(p, len(batch), key), "memory-view", *key),
             epoch=np.repeat(np.arange(self.work.epochs), steps),
             key=keyed_random.seed62("dropout", *key) + np.arange(len(batch), dtype=np.int64),
-            broken=self.work.broken > 0
-            and float(keyed_random.uniforms(1, "broken", *key)[0]) < self.work.broken,
+            factor=self._factor(key),
         )
+
+    def _factor(self, key: tuple[keyed_random.Key, ...]) -> float:
+        if float(keyed_random.uniforms(1, "broken", *key)[0]) < self.work.broken:
+            return math.nan
+        return self.work.factor
 
     def _memory_batches(self, p: int, steps: int, key: tuple[keyed_random.Key, ...]) -> Ints:
         """For each step a random batch of the memory without replacement; of a small one, all."""
@@ -269,6 +282,15 @@ class Plan:
         ranks = keyed_random.uniforms((steps, len(store)), "memory-batch", *key)
         order = np.argsort(ranks, axis=1, kind="stable")
         return store[order[:, : self.work.memory_batch]]
+
+
+def next_class(mine: Bools) -> Ints:
+    """By class, the next one of a mask, and after the last one the first; others stay what they
+    are."""
+    classes = np.flatnonzero(mine)
+    found = np.arange(len(mine))
+    found[classes] = np.roll(classes, -1)
+    return found
 
 
 def a_tenth_of_each_class(shuffled: Ints, label: Ints) -> Ints:

@@ -7,8 +7,9 @@ options is the same run in every study, so `curves`, `clients` and `wallclock` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 
@@ -188,6 +189,33 @@ PARTS = _question("What does each part of FedMeS+ do?", "fedmes-plus", {
 EVERYBODY = _methods("fedmes-plus", *PAPER_METHODS, "local-er", "joint", question="Who is ahead?")
 
 
+ATTACKED = ("fedavg", "fedmes", "fedmes-plus")
+ROBUST = ("none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median")
+SMALL: dict[str, Any] = {
+    "model.width": 32, "tasks": 3, "rounds": 3, "epochs": 4, "optim.lr": 3e-3,
+    "checkpoint.every": "never",
+}  # fmt: skip
+ATTACKS = ("sign-flip", "scale", "label-flip", "free-ride")
+
+
+def _attacked(
+    rules: Sequence[str], attacks: Sequence[str], shares: Sequence[float]
+) -> tuple[Line, ...]:
+    """Every method with every rule: without attackers, and under every attack."""
+    harm: dict[str, Options] = {"honest": {}}
+    for attack, share in product(attacks, shares):
+        harm[f"{attack}-{share:.0%}".removesuffix("%")] = {
+            "faults.attackers": share,
+            "faults.attack": attack,
+        }
+    lines = []
+    for rule, (name, options), method in product(rules, harm.items(), ATTACKED):
+        if rule != "none":  # a simulation's default
+            options = {**options, "server.robust": rule}
+        lines.append(Line(f"{method}-{rule}-{name}", method, options, method))
+    return tuple(lines)
+
+
 RATES = (3e-4, 1e-3, 3e-3)
 RATE_METHODS = (*PAPER_METHODS, "fedmes-plus", "local", "local-er", "joint")
 
@@ -280,6 +308,17 @@ STUDIES: dict[str, Study] = {
         quick=DIGITS | {
             "seeds": SEARCH,
             "lines": tuple(line for line in PARTS if line.label != "augment=none"),
+        },
+    ),
+    # A small network and short training: what counts are differences.
+    "attacks": Study(
+        "Robust averages under attack: accuracy of the honest clients after the last task",
+        ("split-digits",), (10,), THREE, _attacked(ROBUST, ATTACKS, (0.1, 0.3)),
+        tables=("attacks",), figure="attacks",
+        options=SMALL,
+        quick={
+            "seeds": (0,), "lines": _attacked(ROBUST[:3], ("sign-flip",), (0.3,)),
+            "options": SMALL | {"tasks": 2},
         },
     ),
     # Before any outcome is looked at, and alike for everybody: a seed that no other study uses, the

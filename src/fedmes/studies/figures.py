@@ -25,6 +25,7 @@ from fedmes.report.mpl import INK
 from fedmes.report.palette import Look
 from fedmes.results.labels import SHORT_SCORES
 from fedmes.studies import paper
+from fedmes.studies.attacks import attack_of, by_method, rule_of
 from fedmes.studies.cells import by_setting, there
 from fedmes.studies.definitions import RATES
 from fedmes.studies.learning_rates import rate_score
@@ -247,6 +248,29 @@ def lr(outcomes: Sequence[Outcome]) -> Figures:
         ax.minorticks_off()
         ax.set(xlabel="learning rate", ylabel="Acc_ALL, mean of both scores")
         figure.legend(loc="outside right upper", handlelength=2.6, labelspacing=0.75)
+    return {"": figure}
+
+
+def attacks(outcomes: Sequence[Outcome]) -> Figures:
+    """Accuracy after the last task as shades, a panel per method: rules down, attacks along."""
+    groups = by_method(outcomes)
+    with mpl.sheet(1, len(groups), 3.6, sharey=True) as (figure, axes):
+        for ax, (method, members) in zip(axes.flat, groups.items(), strict=True):
+            rules = list(dict.fromkeys(rule_of(each.trial.config) for each in members))
+            harm = list(dict.fromkeys(attack_of(each.trial.config) for each in members))
+            shades = np.full((len(rules), len(harm)), np.nan)
+            for run in there(members):
+                place = rules.index(rule_of(run.config)), harm.index(attack_of(run.config))
+                shades[place] = run.metrics["oblivious"]["acc_final"]["mean"]
+            ax.imshow(shades, vmin=0, vmax=1, cmap="Greys", aspect="auto")
+            for (row, column), value in np.ndenumerate(shades):
+                if np.isfinite(value):
+                    ink = "white" if value > 0.5 else INK
+                    text = f"{value:.2f}".removeprefix("0")
+                    ax.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
+            ax.set_xticks(range(len(harm)), harm, rotation=90)
+            ax.set_yticks(range(len(rules)), rules)
+            ax.set_title(method)
     return {"": figure}
 
 

@@ -21,6 +21,7 @@ from fedmes.results.metrics import Floats
 from fedmes.results.run_dir import Result
 from fedmes.studies import paper
 from fedmes.studies.answers import costs, questions
+from fedmes.studies.attacks import attacks
 from fedmes.studies.cells import (
     NOT_PRINTED,
     OPEN,
@@ -37,6 +38,7 @@ from fedmes.studies.learning_rates import lr
 from fedmes.studies.runs import Outcome
 
 __all__ = [
+    "attacks",
     "clients",
     "costs",
     "curves",

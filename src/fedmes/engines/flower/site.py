@@ -27,11 +27,12 @@ from fedmes.engines.loop import (
     tidy,
 )
 from fedmes.engines.protocol import EvalProtocol
+from fedmes.engines.server import tampered
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, broken, grown, map_entries, pick, put
+from fedmes.tensors import Tensors, grown, map_entries, pick, put
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,8 @@ class SiteClient:
         )
         ended = plan.ends(now) is not None
         facts = Trained(waiting=waiting, ended=ended, work=about, **self._sender())
-        if work.broken:
-            upload = broken(upload)
+        if work.factor != 1:
+            upload = tampered(self.method, upload, broadcast, work.factor)
         return Answer(facts, upload)
 
     def _learn(self, g: int, work: Round, broadcast: Tensors) -> None:

@@ -17,7 +17,7 @@ from fedmes.common.keyed_random import Ints
 from fedmes.config.training_options import Optim
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.methods.base import Batch, ClientContext
-from fedmes.scenario.plan import Round
+from fedmes.scenario.plan import Plan, Round
 from fedmes.tensors import Tensors, cast, stacked
 
 Grid = list[list[Any]]  # [seed][client]
@@ -73,6 +73,9 @@ class Batches:
         self.plans: Grid = [f.plans for f in federations]
         # [seed, client, task, class]
         self.blocks_so_far = self.table(lambda plan: plan.blocks_so_far, self.plans)
+        self.taken_for: Tensor | None = None
+        if any(plan.taken_for is not None for plan in chain.from_iterable(self.plans)):
+            self.taken_for = self.table(_taken_for, self.plans)
 
     def table(self, function: Callable[..., Any], *grids: Grid) -> Tensor:
         """A function's numbers for each client, on the device: [seed, client, ...]."""
@@ -129,6 +132,9 @@ class Batches:
     def batch(self, numbers: Numbers, ctx: ClientContext) -> Batch:
         """Samples as training in each client's current task sees them."""
         x, y, mask = self.samples(numbers.rows, numbers.x)
+        if self.taken_for is not None:
+            seed = torch.arange(len(y), device=self.device)[:, None, None]
+            y = self.taken_for[seed, ctx.client[:, :, None], numbers.task, y]
         scope = ctx.seen[:, :, None].expand(*y.shape, -1)
         if self.scope == "tasks":
             seed = torch.arange(len(self.blocks_so_far), device=self.device)[:, None]
@@ -161,3 +167,11 @@ class Batches:
             epoch=torch.zeros_like(position),
             key=table(lambda work: work.key[0], torch.int64),
         )
+
+
+def _taken_for(plan: Plan) -> Ints:
+    """By task and class, what the client takes the class for."""
+    if plan.taken_for is not None:
+        return plan.taken_for
+    tasks, classes = plan.own.shape
+    return np.tile(np.arange(classes), (tasks, 1))

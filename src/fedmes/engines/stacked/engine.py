@@ -29,7 +29,8 @@ from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.loop import accuracy_ahead, client_predictor
 from fedmes.engines.protocol import EvalProtocol
-from fedmes.engines.server import NO_AVERAGE, REJECTIONS, finite, screen_updates
+from fedmes.engines.robust import Votes
+from fedmes.engines.server import REJECTIONS, settle_round, tampered
 from fedmes.engines.stacked import evaluation
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, Numbers, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
@@ -38,7 +39,7 @@ from fedmes.errors import first_line
 from fedmes.methods.base import Method
 from fedmes.results.status import Site
 from fedmes.scenario.plan import Plan, Round
-from fedmes.tensors import Tensors, added, broken, grown, map_entries, pick, put, widened
+from fedmes.tensors import Tensors, added, grown, map_entries, pick, put, widened
 
 
 class RoundPlan(NamedTuple):
@@ -87,7 +88,7 @@ class StackedEngine:
         self.state = _cloned(over(method.init, "sc")(initial, self.ctx))
         self._clients = Clients(self.state, self.server, self.ctx)
         self.active = torch.ones(self.seeds, self.clients, dtype=torch.bool, device=self.device)
-        self.broken = torch.zeros_like(self.active)
+        self.factor = torch.ones_like(self.active, dtype=torch.float64)  # of updates that are sent
         self.sums: Tensors = {}  # what `measure` found
 
         together = max(1, stack // self.seeds)
@@ -130,7 +131,7 @@ class StackedEngine:
         active: NDArray[np.bool_] = np.array(each(lambda work: work is not None, works))
         first: NDArray[np.bool_] = np.array(each(lambda work: bool(work and work.first), works))
         self.active.copy_(self.batches.put(active))
-        self.broken.copy_(self.batches.table(lambda work: bool(work and work.broken), works))
+        self.factor.copy_(self.batches.table(lambda work: (work or IDLE).factor, works))
         if first.any():
             begun = over(self.method.begin_task, "csc")(self.state, self.server, self.ctx)
             self._merge(begun, self.batches.put(first))
@@ -165,18 +166,14 @@ class StackedEngine:
         broadcast = self.server
         self._merge(over(method.end_round, "csc")(self.state, broadcast, self.ctx), self.active)
         uploads = over(method.upload, "cc")(self.state, self.ctx)
-        if method.config.faults.nan > 0:
-            for name, bad in broken(uploads).items():
-                uploads[name] = _where(self.broken, bad, uploads[name])
-        verdict = vmap(screen_updates)(broadcast, uploads, self.active)
-        present = (verdict == 0) & self.active
+        if method.config.faults.nan > 0 or method.config.faults.attackers > 0:
+            tamper = partial(tampered, method)
+            uploads = over(tamper, "csc")(uploads, broadcast, self.factor)
         report = over(method.report, "cs")(self.state, broadcast)
-        enough = present.sum(1) >= method.config.server.min_clients
-        average = vmap(method.aggregate)(broadcast, uploads, present, self.ctx.samples)
-        usable = vmap(finite)(average, present)
+        votes = Votes(uploads, self.active, self.ctx.samples)
+        average, taken, verdict = vmap(partial(settle_round, method))(broadcast, votes)
         for name, new in average.items():
-            broadcast[name].copy_(_where(enough & usable, new, broadcast[name]))
-        verdict = torch.where(present & (enough & ~usable)[:, None], NO_AVERAGE, verdict)
+            broadcast[name].copy_(_where(taken, new, broadcast[name]))
         return {"verdict": verdict, "up": wire.size(uploads, 2)} | put("report", report)
 
     def _fetched(self, columns: Tensors) -> dict[str, NDArray[Any]]:
