@@ -197,6 +197,10 @@ class ServerKeys(TypedDict, total=False):
     min_clients: int
     patience: float
     timeout: float
+    robust: (
+        Literal["none", "clip", "median", "trimmed-mean", "multi-krum", "geometric-median"] | None
+    )
+    dishonest: float
 
 
 class FaultsKeys(TypedDict, total=False):
@@ -204,6 +208,9 @@ class FaultsKeys(TypedDict, total=False):
 
     drop: float
     nan: float
+    attackers: float
+    attack: Literal["sign-flip", "scale", "label-flip", "free-ride"]
+    factor: float
 
 
 class CheckpointKeys(TypedDict, total=False):
