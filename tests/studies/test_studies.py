@@ -33,6 +33,7 @@ FEWER = {
     "beyond": ("fedmes-plus", "fedmes", "fedavg"),
     "beyond-memory": ("fedmes-plus-30", "fedmes-300"),
     "parts": ("whole", "teach=0", "predicts=W"),
+    "attacks": ("fedavg-none-honest", "fedavg-clip-sign-flip-30", "fedavg-median-label-flip-30"),
     "lr": ("fedavg",),
 }
 
