@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from fedmes.deployment.supervisor import MARK, Supervisor
+from fedmes.deployment.supervisor import MARK, TOKEN, Supervisor, end_leftovers
 from fedmes.deployment.up import ended_by_signals
 from fedmes.errors import Stopped
 from helpers.waiting import HANGS, until
@@ -74,6 +75,35 @@ def test_a_dead_process_is_started_again_and_its_children_are_not_left(tmp_path,
     supervisor.close()
     assert not running(again) and not running(grandchild)
     assert supervisor.pids() == []
+
+
+@linux
+def test_what_a_killed_supervisor_has_left_is_ended_at_the_next_start(tmp_path):
+    """A grandchild in a session of its own, which nothing ties to a supervisor that is gone."""
+    supervisor = Supervisor(tmp_path)
+    token = (tmp_path / TOKEN).read_text()
+    assert token == supervisor.token
+    supervisor.close()
+    mine, others = (
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env={**os.environ, MARK: f"{bearing}/superlink"},
+            start_new_session=True,
+        )
+        for bearing in (token, "0" * 16)
+    )
+    try:
+        command = Path(f"/proc/{mine.pid}/cmdline")
+        until(lambda: b"time.sleep" in command.read_bytes(), "a start")
+        end_leftovers(tmp_path)
+        assert mine.wait(HANGS) == -signal.SIGKILL
+        (tmp_path / TOKEN).write_text("")  # damaged: no mark of all processes
+        end_leftovers(tmp_path)
+        assert others.poll() is None
+    finally:
+        for process in (mine, others):
+            process.kill()
+            process.wait()
 
 
 @linux

@@ -102,8 +102,10 @@ def _checked(policy: Policy, folder: Path, order: dict[str, Any], message: Messa
 def _norms(order: dict[str, Any], message: Message) -> Norms:
     """Of what the server sends each time, and of what it sends when it has changed."""
     squares: Norms = {}
+    if "each" not in order:  # no broadcast
+        return squares
     for name, t in messages.tensors_of(message).items():
-        part = "each" if name in order.get("each", ()) else "kept"
+        part = "each" if name in order["each"] else "kept"
         squares[part] = squares.get(part, 0.0) + float(t.double().square().sum())
     return {part: math.sqrt(square) for part, square in squares.items()}
 

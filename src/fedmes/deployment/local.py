@@ -113,7 +113,7 @@ class Federation:
             f'[superlink.federation]\naddress = "127.0.0.1:{self._port}"\n'
             f"root-certificates = {json.dumps(str(self._tls.authority))}\n"
         )
-        self._supervisor = Supervisor()
+        self._supervisor = Supervisor(self.folder)
         self.start_superlink()
         self._register()
         for k in range(len(self.sites)):

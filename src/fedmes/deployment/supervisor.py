@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import secrets
 import signal
 import subprocess
@@ -16,6 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmes.common.files import replace_private
+
+TOKEN = "supervisor"  # the file with a supervisor's token
 MARK = "FEDMES_SUPERVISED"  # in the environment of every process, and so of whatever it starts
 FIRST_PAUSE = 1.0  # seconds before a process is started again
 LONGEST_PAUSE = 5.0
@@ -44,8 +48,12 @@ class Kept:
 class Supervisor:
     """Starts processes, restarts those that die, and ends them all, in one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: where the token is kept that all its processes bear, so that what a killed
+        supervisor has left can be ended later (`end_leftovers`)."""
         self.token = secrets.token_hex(8)
+        if folder is not None:
+            replace_private(folder / TOKEN, self.token.encode())
         self._kept: dict[str, Kept] = {}
         self._errands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = (
             queue.SimpleQueue()
@@ -175,15 +183,30 @@ class Supervisor:
                 os.killpg(kept.process.pid, signal.SIGKILL)
         kept.process.kill()
         kept.process.wait()
-        # looks in a row: one that is just starting another program is invisible for a moment
-        nothing = 0
-        while nothing < 2:
-            nothing += 1
-            for pid in self.pids(kept.name):
-                nothing = 0
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        _end(lambda: self.pids(kept.name))
+
+
+def end_leftovers(folder: Path) -> None:
+    """End what a supervisor that was killed has left, on Linux. Its process must be gone: whoever
+    calls this holds the folder's lock."""
+    try:
+        token = (folder / TOKEN).read_text()
+    except OSError:
+        return
+    if re.fullmatch("[0-9a-f]{16}", token):
+        _end(lambda: _marked(f"{MARK}={token}/".encode()))
+
+
+def _end(living: Callable[[], list[int]]) -> None:
+    # looks in a row: one that is just starting another program is invisible for a moment
+    nothing = 0
+    while nothing < 2:
+        nothing += 1
+        for pid in living():
+            nothing = 0
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _marked(mark: bytes) -> list[int]:

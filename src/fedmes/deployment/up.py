@@ -14,6 +14,7 @@ from fedmes.config.options import Config
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.deployment.policy import Policy
+from fedmes.deployment.supervisor import end_leftovers
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.experiment.made_from import refuse, stale
 from fedmes.experiment.prepare import Blueprint, Prepared, agreement, prepare, sites_blueprint
@@ -45,11 +46,14 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     if run_dir.finished(directory, config):
         refuse(directory, changes, ANOTHER)
         return run_dir.load(directory)
+    folder = directory / "federation"
+    if folder.is_dir():  # an earlier start, which may have been killed
+        with checkpoint.locked(folder):
+            end_leftovers(folder)
     # the server, which takes the directory over, finds it as it will be
     with alone_in(directory, config):
         refuse(directory, changes, ANOTHER)
         run_dir.claim(directory, config)
-    folder = directory / "federation"
     folder.mkdir(mode=0o700, exist_ok=True)
     progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
