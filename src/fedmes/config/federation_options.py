@@ -131,15 +131,19 @@ class FederationOptions(Section):
         "real sites: shape of a sample, as channels, height, width; or as one length",
         unset="none",
     )
-    mean: list[float] = option(
+    columns: list[str] = option(
         [],
-        "real sites: mean per channel, of pixels between 0 and 1. Without it, samples are not "
-        "normalised.",
+        "real sites with tables: what each entry of a sample is. NAME: a column of numbers; "
+        "NAME=VALUE: 1 where a column has this value; `text` alone: words of texts.",
         unset="none",
     )
-    std: list[AboveZero] = option(
-        [], "real sites: standard deviation per channel, of pixels between 0 and 1", unset="none"
+    mean: list[float] = option(
+        [],
+        "real sites: mean per channel, of pixels between 0 and 1; of tables per column and of time "
+        "series per channel, as they are. Without it, samples are not normalised.",
+        unset="none",
     )
+    std: list[AboveZero] = option([], "real sites: standard deviation, as the mean", unset="none")
 
     @property
     def class_counts(self) -> tuple[int, ...]:
@@ -180,6 +184,8 @@ class FederationOptions(Section):
             raise ValueError("a site that has left was none")
         if len(self.mean) != len(self.std) or (self.mean and len(self.mean) != self.shape[0]):
             raise ValueError("mean and std need one number for each channel")
+        if self.columns and self.columns != ["text"] and self.shape != [len(self.columns)]:
+            raise ValueError("columns: shape is their number")
         return self
 
 

@@ -229,6 +229,7 @@ class FederationKeys(TypedDict, total=False):
     classes: list[str]
     earlier: list[int]
     shape: list[int]
+    columns: list[str]
     mean: list[float]
     std: list[float]
 

@@ -1,5 +1,5 @@
-"""Custom data: one .npz file, or folders of images as CLIENT/TASK/CLASS/* or, with a division of
-one's own, CLIENT/TASK/train|test/CLASS/*."""
+"""Custom data: one .npz file, tables, or folders of images as CLIENT/TASK/CLASS/* or, with a
+division of one's own, CLIENT/TASK/train|test/CLASS/*."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from fedmes.common.keyed_random import Ints
 from fedmes.common.npz import read_arrays
 from fedmes.common.progress import bar
 from fedmes.common.text import natural
-from fedmes.data import pictures
+from fedmes.data import pictures, tables
 from fedmes.data.dataset import Dataset
 from fedmes.data.pictures import Fit
+from fedmes.data.tables import Form
 from fedmes.data.task_order import in_order, listed_order
 from fedmes.errors import UserError
 
 READ = ", ".join(sorted(pictures.SUFFIXES))
-NEEDED = ("x", "y", "client", "task")  # arrays of an .npz file
+NEEDED = ("x", "y", "client", "task")  # arrays of an .npz file; time series are `series`, not `x`
 UNSAID = -1
 READERS = 4  # threads that decode pictures
 TOGETHER = 256  # pictures that they have at once
@@ -50,28 +51,58 @@ class Table:
     task_names: tuple[str, ...]
 
 
-def read(path: Path, image_size: int | None, fit: Fit = None) -> Table:
-    """The data at `path`; images in folders are resized where a size is given."""
+def read(path: Path, image_size: int | None, fit: Fit = None, form: Form | None = None) -> Table:
+    """The data at `path`; images in folders are resized where a size is given. `form`: of the rows
+    of tables, where it is known already."""
     if path.is_dir():
+        if files := tables.of_sites(path):
+            return from_columns(tables.read_sites(files), path, form)
         return read_folders(path, image_size, fit=fit)
     if path.is_file():
-        return read_npz(path)
+        return read_file(path, form)
     raise UserError(f"data: there is no file or folder {path}")
 
 
 # --- one file -------------------------------------------------------------------------------------
 
 
+def read_file(path: Path, form: Form | None = None, one_client: bool = False) -> Table:
+    """A table or an .npz file. `one_client`: the data need not name it."""
+    if not tables.is_table(path):
+        return read_npz(path)
+    columns = tables.read(path)
+    if one_client:
+        columns = tables.of_client(columns, path)
+    return from_columns(columns, path, form)
+
+
 def read_npz(path: Path) -> Table:
-    """Arrays `x`, `y`, `client`, `task` and perhaps `split`, one entry per sample."""
+    """Arrays `x` or `series`, `y`, `client`, `task` and perhaps `split`, one entry per sample."""
     return from_arrays(_arrays(path), path)
+
+
+def from_columns(columns: tables.Columns, path: Path | str, form: Form | None = None) -> Table:
+    """The table of these columns, all others than `y`, `client`, `task` and `split` as samples."""
+    for name in NEEDED[1:]:
+        if name not in columns:
+            raise UserError(f"{path}: has no column {name}; needed are {', '.join(NEEDED[1:])}")
+    form = form or tables.form_of(columns, path)
+    arrays = {"x": tables.samples(columns, form, path)}
+    for name in NEEDED[1:]:
+        arrays[name] = np.array(tables.present(columns[name], name, path))
+    if "split" in columns:
+        arrays["split"] = tables.splits(columns["split"], path)
+    found = from_arrays(arrays, path)
+    dataset = replace(found.dataset, columns=form.columns, standardise=not form.of_texts)
+    return replace(found, dataset=dataset)
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Table:
     """The table of these arrays; `path`: where they are from, for messages."""
-    x = _pixels(arrays["x"], path)
+    is_series = "series" in arrays
+    x = _series(arrays["series"], path) if is_series else _pixels(arrays["x"], path)
     for name, values in arrays.items():
-        if name != "x" and values.ndim != 1:
+        if name not in ("x", "series") and values.ndim != 1:
             raise UserError(
                 f"{path}: {name} has shape {values.shape}; one value per sample is needed"
             )
@@ -79,14 +110,18 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Table:
             raise UserError(f"{path}: x has {len(x)} samples, {name} has {len(values)}")
     y, class_names = _numbered(arrays["y"], "y", path)
     client, client_names = _numbered(arrays["client"], "client", path)
-    task, task_names = _numbered(arrays["task"], "task", path, in_order)
+    order = in_order
+    if isinstance(path, Path) and path.is_dir():
+        order = partial(listed_order, path)
+    task, task_names = _numbered(arrays["task"], "task", path, order)
     test = np.full(len(x), UNSAID)
     if "split" in arrays:
         split = arrays["split"]
         if split.dtype.kind not in "biu" or not np.isin(split, (0, 1)).all():
             raise UserError(f"{path}: split must be 0 (training) or 1 (test) for each sample")
         test = split.astype(np.int64)
-    return Table(Dataset(x, y, class_names), client, task, test, client_names, task_names)
+    dataset = Dataset(x, y, class_names, standardise=is_series)
+    return Table(dataset, client, task, test, client_names, task_names)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -94,18 +129,39 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as file:
             if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:  # as numpy.save writes it
                 raise UserError(f"{path}: one array, not an .npz file with {', '.join(NEEDED)}")
-        arrays = read_arrays(path, {*NEEDED, "split"})
+        arrays = read_arrays(path, {*NEEDED, "series", "split"})
     except UserError:
         raise
     except Exception as error:
         # a damaged file can fail in zipfile, zlib or numpy, with any of their errors
         raise UserError(f"{path}: cannot be read as an .npz file ({error})") from None
-    missing = [name for name in NEEDED if name not in arrays]
-    if missing:
+    if missing := missing_arrays(arrays):
         raise UserError(
             f"{path}: has no array {', '.join(missing)}; needed are {', '.join(NEEDED)}"
         )
+    if {"x", "series"} <= arrays.keys():
+        raise UserError(f"{path}: has both x and series; keep one of them")
     return arrays
+
+
+def missing_arrays(arrays: Mapping[str, Any]) -> list[str]:
+    """What is needed and not there."""
+    there = set(arrays)
+    if "series" in there:
+        there.add("x")
+    return [name for name in NEEDED if name not in there]
+
+
+def _series(values: NDArray[Any], path: Path | str) -> NDArray[np.float32]:
+    """Time series (N, T, C), or (N, T) of one channel, as images of one column: (N, T, 1, C)."""
+    if values.ndim == 2:
+        values = values[..., None]
+    if values.ndim != 3 or 0 in values.shape or values.dtype.kind not in "fiub":
+        raise UserError(
+            f"{path}: series has shape {values.shape} and type {values.dtype}; needed are numbers "
+            "as (N, T, C) or (N, T), not empty"
+        )
+    return _float32(values[:, :, None], path, "series")
 
 
 def _pixels(x: NDArray[Any], path: Path | str) -> NDArray[Any]:
@@ -127,11 +183,15 @@ def _pixels(x: NDArray[Any], path: Path | str) -> NDArray[Any]:
         return x.astype(np.int64)
     if x.dtype.kind != "f":
         raise UserError(f"{path}: x has type {x.dtype}; needed is uint8 or float32")
-    _refuse(~np.isfinite(x), "NaN or infinite values", path)
+    return _float32(x, path)
+
+
+def _float32(x: NDArray[Any], path: Path | str, name: str = "x") -> NDArray[np.float32]:
+    _refuse(~np.isfinite(x), "NaN or infinite values", path, name)
     with np.errstate(over="ignore"):
-        x = x.astype(np.float32)
-    _refuse(~np.isfinite(x), "values beyond float32 (3.4e38)", path)
-    return x
+        found = x.astype(np.float32)
+    _refuse(~np.isfinite(found), "values beyond float32 (3.4e38)", path, name)
+    return found
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
@@ -141,10 +201,10 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return min(height, width) > 4 and (channels == 3 or square)
 
 
-def _refuse(bad: NDArray[np.bool_], what: str, path: Path | str) -> None:
+def _refuse(bad: NDArray[np.bool_], what: str, path: Path | str, name: str) -> None:
     if len(rows := np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))):
         raise UserError(
-            f"{path}: x has {what} in {len(rows)} samples, the first is sample {rows[0]}"
+            f"{path}: {name} has {what} in {len(rows)} samples, the first is sample {rows[0]}"
         )
 
 

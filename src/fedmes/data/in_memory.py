@@ -2,7 +2,7 @@
 
 Two forms: one table with columns `x`, `y`, `client`, `task` and perhaps `split`; or
 `{client: {task: samples}}`, where tasks may be a list and samples may be divided into
-`{"train": samples, "test": samples}`.
+`{"train": samples, "test": samples}`. In place of `x`: `series`, `text`, or a column per feature.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes.data.custom import NEEDED, UNSAID, Table, from_arrays
+from fedmes.data import tables
+from fedmes.data.custom import NEEDED, UNSAID, Table, from_arrays, from_columns
 from fedmes.errors import UserError
 
 Arrays = dict[str, NDArray[Any]]
 
 # what Hugging Face's datasets call the columns
-COLUMNS = {"image": "x", "img": "x", "label": "y", "labels": "y"}
+COLUMNS = {"image": "x", "img": "x", "labels": "y"}
+SAMPLES = ("x", "series")  # columns of arrays; without them, a table has a column per feature
 FORMS = (
     "needed are arrays, a pandas frame or a Hugging Face dataset with x, y, client and task; "
     "or {client: {task: samples}}, where samples are (x, y) or a dataset"
@@ -30,12 +32,12 @@ SPLITS = {"train": 0, "test": 1}
 
 def table(data: Any) -> Table:
     """The same as from a file."""
-    columns = _columns(data)
+    columns = columns_of(data)
     if columns is not None:
-        missing = [name for name in NEEDED if name not in columns]
+        missing = [name for name in NEEDED[1:] if name not in columns]
         if missing:
             raise UserError(f"data: has no {', '.join(missing)}; {FORMS}")
-        return from_arrays(columns, "data")
+        return _table(columns)
     if not isinstance(data, Mapping) or not data:
         raise UserError(f"data: {type(data).__name__} is not understood; {FORMS}")
     return _of_clients(data)
@@ -45,7 +47,10 @@ def table_sha256(table: Table) -> str:
     """A hash of everything in it."""
     dataset = table.dataset
     names = (dataset.class_names, table.client_names, table.task_names)
-    digest = hashlib.sha256(repr((names, dataset.x.shape, str(dataset.x.dtype))).encode())
+    about: tuple[Any, ...] = (names, dataset.x.shape, str(dataset.x.dtype))
+    if dataset.columns or dataset.standardise:
+        about += (dataset.columns, dataset.standardise)
+    digest = hashlib.sha256(repr(about).encode())
     for array in (dataset.x, dataset.y, table.client, table.task, table.test):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -54,25 +59,33 @@ def table_sha256(table: Table) -> str:
 # --- one table ------------------------------------------------------------------------------------
 
 
-def _columns(data: Any) -> Arrays | None:
-    """Arrays by the names of columns; None: there are no columns."""
+def columns_of(data: Any) -> Arrays | None:
+    """Arrays by the names of columns, a label as `y`; None: there are no columns."""
+    found = None
     if hasattr(data, "column_names") and hasattr(data, "features"):
-        return _of_hugging_face(data)
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"):
-        return _of_frame(data)
-    if isinstance(data, Mapping) and "x" in data:
-        return {name: _array(values) for name, values in data.items()}
-    return None
+        found = _of_hugging_face(data)
+    elif hasattr(data, "columns") and hasattr(data, "to_numpy"):
+        found = _of_frame(data)
+    elif isinstance(data, Mapping) and data.keys() & {*SAMPLES, tables.TEXT, "y", tables.LABEL}:
+        found = {str(name): _cells(str(name), values) for name, values in data.items()}
+    if found is None:
+        return None
+    return tables.with_y(found, "data")
+
+
+def _table(columns: Arrays) -> Table:
+    if columns.keys() & set(SAMPLES):
+        return from_arrays(columns, "data")
+    return from_columns(columns, "data")
 
 
 def _of_frame(frame: Any) -> Arrays:
-    """Features are the column `x`, or all columns with other names than these."""
-    about = [name for name in ("y", "client", "task", "split") if name in frame.columns]
-    found = {name: _array(frame[name].tolist()) for name in about}
-    if "x" in frame.columns:
-        return found | {"x": _stacked(frame["x"].tolist())}
-    features = frame.drop(columns=about)
-    return found | {"x": features.to_numpy()}
+    found = {}
+    for name in frame.columns:
+        column = frame[name].astype(object)
+        cells = column.where(frame[name].notna(), None).tolist()
+        found[str(name)] = _stacked(cells) if name in SAMPLES else _cells(str(name), cells)
+    return found
 
 
 def _of_hugging_face(dataset: Any) -> Arrays:
@@ -83,7 +96,7 @@ def _of_hugging_face(dataset: Any) -> Arrays:
         labels = getattr(dataset.features[column], "names", None)
         if labels is not None:
             values = [labels[value] for value in values]
-        found[name] = _stacked(values) if name == "x" else _array(values)
+        found[name] = _stacked(values) if name in SAMPLES else _cells(name, values)
     return found
 
 
@@ -103,50 +116,54 @@ def _of_clients(data: Mapping[Any, Any]) -> Table:
         named = own if isinstance(own, Mapping) else dict(enumerate(own))
         for position, (task, samples) in enumerate(named.items()):
             number = tasks.setdefault((position, str(task)), len(tasks))
-            for split, x, y in _splits(samples, f"data: client {client}, task {task}"):
+            for split, own_columns in _splits(samples, f"data: client {client}, task {task}"):
                 said = {"client": k, "task": number, "split": split}
-                columns = {name: np.full(len(y), value) for name, value in said.items()}
-                parts.append({"x": x, "y": y, **columns})
+                count = len(own_columns["y"])
+                columns = {name: np.full(count, value) for name, value in said.items()}
+                parts.append(own_columns | columns)
     joined = _joined(parts)
     test = joined.pop("split")
     order = sorted(tasks)
     rank = np.array([order.index(key) for key in tasks])
     joined["task"] = rank[joined["task"]]
-    made = from_arrays(joined, "data")
+    made = _table(joined)
     names = tuple(name for _, name in order)
     return Table(made.dataset, made.client, joined["task"], test, tuple(clients), names)
 
 
-def _splits(samples: Any, where: str) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+def _splits(samples: Any, where: str) -> Iterator[tuple[int, Arrays]]:
     if isinstance(samples, Mapping) and set(samples) == set(SPLITS):
         for name, split in SPLITS.items():
-            yield split, *_samples(samples[name], where)
+            yield split, _samples(samples[name], where)
     else:
-        yield UNSAID, *_samples(samples, where)
+        yield UNSAID, _samples(samples, where)
 
 
-def _samples(samples: Any, where: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """x and y of one task: (x, y), columns, or a dataset of pairs."""
-    columns = _columns(samples)
-    if columns is not None and {"x", "y"} <= columns.keys():
-        return columns["x"], columns["y"]
+def _samples(samples: Any, where: str) -> Arrays:
+    """Samples and `y` of one task: (x, y), columns, or a dataset of pairs."""
+    columns = columns_of(samples)
+    if columns is not None and "y" in columns:
+        return columns
     if isinstance(samples, tuple) and len(samples) == 2:
-        return _array(samples[0]), _array(samples[1])
+        return {"x": _array(samples[0]), "y": _array(samples[1])}
     try:
         pairs = [samples[i] for i in range(len(samples))]
         xs, ys = zip(*pairs, strict=True)
-        return _stacked(xs), _array(list(map(_plain, ys)))
+        return {"x": _stacked(xs), "y": _array(list(map(_plain, ys)))}
     except (TypeError, ValueError, KeyError):
         raise UserError(f"{where}: no samples with labels; {FORMS}") from None
 
 
 def _joined(parts: list[Arrays]) -> Arrays:
-    shapes = {part["x"].shape[1:] for part in parts}
-    if len(shapes) > 1:
-        some = " and ".join(map(str, sorted(shapes)[:2]))
-        raise UserError(f"data: samples of one shape are needed, not of {some}")
+    """The rows of all parts, which must have the same columns."""
     found = {}
     for name in parts[0]:
+        if any(part.keys() != parts[0].keys() for part in parts):
+            raise UserError("data: samples of all clients and tasks need the same columns")
+        shapes = {part[name].shape[1:] for part in parts}
+        if len(shapes) > 1:
+            some = " and ".join(map(str, sorted(shapes)[:2]))
+            raise UserError(f"data: samples of one shape are needed, not of {some}")
         found[name] = np.concatenate([part[name] for part in parts])
     return found
 
@@ -161,6 +178,13 @@ def _array(values: Any) -> NDArray[Any]:
     if found.dtype == object and all(isinstance(value, str) for value in found.flat):
         return found.astype(str)
     return found
+
+
+def _cells(name: str, values: Any) -> NDArray[Any]:
+    """Texts stay objects: in an array of strings, each would take as much as the longest."""
+    if name == tables.TEXT:
+        return np.array(list(values), object)
+    return _array(values)
 
 
 def _stacked(samples: Any) -> NDArray[Any]:

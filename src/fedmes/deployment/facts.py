@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +26,9 @@ from pydantic import (
 
 from fedmes import config as configuration
 from fedmes.common.files import replace_text
+from fedmes.common.text import listed
 from fedmes.config.options import Config, toml_text
+from fedmes.data import tables
 from fedmes.data.custom import SeveralSizes
 from fedmes.data.dataset import ChannelSums
 from fedmes.errors import UserError
@@ -65,16 +68,18 @@ class TaskFacts(Form):
 
 
 class Pixels(Form):
-    """Sums over the training images, per channel."""
+    """Sums over the training samples, per channel or column, in whole steps (`ChannelSums`)."""
 
     count: Annotated[int, Field(gt=0)]
-    total: list[Count]
+    total: list[int]
     squares: list[Count]
+    places: Literal[0, 172] = 0
 
     def sums(self, channels: int) -> ChannelSums:
         """Of as many channels; grey beside colours is the same in all of them."""
         times = channels // len(self.total)
-        return ChannelSums(self.count, tuple(self.total) * times, tuple(self.squares) * times)
+        squares = tuple(self.squares) * times
+        return ChannelSums(self.count, tuple(self.total) * times, squares, self.places)
 
 
 class SiteFacts(Form):
@@ -88,6 +93,7 @@ class SiteFacts(Form):
     shape: Annotated[list[Count], Field(min_length=1, max_length=3)]
     image_size: Annotated[int, Field(gt=0)] | None = None  # that images were resized to
     tasks: Annotated[list[TaskFacts], Field(min_length=1)]  # in the order in which they are learned
+    columns: list[Line] = []  # of a table: what each entry of a sample is
     pixels: Pixels | None = None
 
     @property
@@ -105,8 +111,14 @@ class SiteFacts(Form):
         sums = self.pixels
         if sums is not None and not len(sums.total) == len(sums.squares) == self.shape[0]:
             raise ValueError("pixels: one sum for each channel is needed")
-        if (sums is None) != (self.samples != "uint8" or 0 in self.shape):
+        if self.samples != "float32" and (sums is None) != (
+            self.samples != "uint8" or 0 in self.shape
+        ):
             raise ValueError("pixels: sums are of images of one size")
+        if sums is not None and (sums.places > 0) != (self.samples == "float32"):
+            raise ValueError("pixels: sums are not of such samples")
+        if self.columns not in ([], ["text"]) and [len(self.columns)] != self.shape:
+            raise ValueError("columns: one for each entry of a sample is needed")
         return self
 
     def size(self) -> str:
@@ -119,7 +131,9 @@ class SiteFacts(Form):
         train = sum(task.train for task in self.tasks)
         test = sum(task.test for task in self.tasks)
         about = f"{train} samples to learn from and {test} to test with, of {self.size()}"
-        if self.pixels is not None and len(self.shape) == 3:
+        if self.columns:
+            about += f" ({listed(self.columns)})"
+        elif self.pixels is not None and len(self.shape) == 3:
             found = self.pixels.sums(self.shape[0]).normalisation()
             mean = ", ".join(f"{value:.3f}" for value in found.mean[0])
             std = ", ".join(f"{value:.3f}" for value in found.std[0])
@@ -160,10 +174,9 @@ def facts_of(name: str, data: Path, image_size: int | None = None) -> SiteFacts:
     pixels = None
     if sizes_differ:
         shape[1:] = [0, 0]
-    elif dataset.x.dtype == np.uint8:
+    elif dataset.normalised:
         rows = np.concatenate([task.train for task in client.tasks])
-        sums = ChannelSums.of(dataset.x, rows)
-        pixels = Pixels(count=sums.count, total=list(sums.total), squares=list(sums.squares))
+        pixels = Pixels.model_validate(_listed(ChannelSums.of(dataset.x, rows)))
     return SiteFacts.model_validate(
         {
             "format": FORMAT,
@@ -172,9 +185,14 @@ def facts_of(name: str, data: Path, image_size: int | None = None) -> SiteFacts:
             "shape": shape,
             "image_size": image_size,
             "tasks": tasks,
+            "columns": list(dataset.columns),
             "pixels": pixels,
         }
     )
+
+
+def _listed(sums: ChannelSums) -> dict[str, Any]:
+    return asdict(sums) | {"total": list(sums.total), "squares": list(sums.squares)}
 
 
 def read(path: Path) -> SiteFacts:
@@ -234,6 +252,8 @@ def _images(
             raise UserError(
                 f"{sites[facts.name]}: samples are {facts.samples}, in {where} {first.samples}"
             )
+    if any(facts.columns for facts in found):
+        return _of_tables({sites[facts.name]: facts for facts in found})
     channels = max(facts.shape[0] for facts in found)
     size, plain = _network_takes(config)
     if size is not None and len(first.shape) == 3:
@@ -244,6 +264,8 @@ def _images(
     if len(shape) == 3:
         shape[0] = channels
     agreed: dict[str, Any] = {"federation.shape": shape}
+    if first.samples == "int64" and config.model.name == "auto":
+        agreed["model.name"] = "text"
     if resized := {facts.image_size for facts in found} - {None}:
         agreed["data.image_size"] = resized.pop()
     if first.pixels is not None and not plain:
@@ -252,6 +274,42 @@ def _images(
         agreed["federation.mean"] = list(all_sites.mean[0])
         agreed["federation.std"] = list(all_sites.std[0])
     return agreed
+
+
+def _of_tables(found: Mapping[Path, SiteFacts]) -> dict[str, Any]:
+    """The same of sites with tables: columns by name, and all values that some site has."""
+    columns = tables.common_columns({path: facts.columns for path, facts in found.items()})
+    if columns == [tables.TEXT]:
+        longest = max(facts.shape[0] for facts in found.values())
+        return {
+            "federation.columns": columns,
+            "federation.shape": [longest],
+            "model.name": "text",
+        }
+    sums = []
+    for facts in found.values():
+        assert facts.pixels is not None
+        sums.append(_in_order(facts.pixels, facts.columns, columns))
+    normalisation = tables.plain_values(reduce(ChannelSums.__add__, sums).normalisation(), columns)
+    return {
+        "federation.columns": columns,
+        "federation.shape": [len(columns)],
+        "federation.mean": list(normalisation.mean[0]),
+        "federation.std": list(normalisation.std[0]),
+    }
+
+
+def _in_order(sums: Pixels, own: Sequence[str], columns: Sequence[str]) -> ChannelSums:
+    """A site's sums in the order of the federation's columns; a value that it has not is never
+    there."""
+    total = dict(zip(own, sums.total, strict=True))
+    squares = dict(zip(own, sums.squares, strict=True))
+    return ChannelSums(
+        sums.count,
+        tuple(total.get(column, 0) for column in columns),
+        tuple(squares.get(column, 0) for column in columns),
+        sums.places,
+    )
 
 
 def _network_takes(config: Config) -> tuple[int | None, bool]:

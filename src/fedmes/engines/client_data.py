@@ -75,9 +75,10 @@ class Samples:
         def table(values: object) -> Tensor:
             return torch.tensor(values, dtype=self.dtype, device=self.device)
 
-        if normalisation is None or self.are_features:  # floats are taken as they are
+        if normalisation is None or self.are_features:  # values are taken as they are
             return table(((0.0,),)), table(((1.0,),))
-        return 255 * table(normalisation.mean), 255 * table(normalisation.std)
+        unit = normalisation.unit
+        return unit * table(normalisation.mean), unit * table(normalisation.std)
 
     def take(self, rows: Tensor, scale: tuple[Tensor, Tensor]) -> Tensor:
         """Samples as a network sees them: [B, C, H, W] or [B, D]."""

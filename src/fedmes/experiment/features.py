@@ -44,6 +44,11 @@ def for_network(dataset: Dataset, make_model: Callable[..., Any]) -> Dataset:
     return replace(dataset, statistics=plain)
 
 
+def model_of(config: Config, dataset: Dataset) -> str:
+    """The network that was asked for, or one that suits the data."""
+    return model_name(config, dataset.shape, dataset.x.dtype == np.int64)
+
+
 def few_rows(stream: Stream) -> NDArray[np.int64]:
     return np.resize(stream.clients[0].tasks[0].train, FEW)
 
@@ -79,7 +84,7 @@ def front_features(
     front = net.front
     if front is None or not getattr(given["model"], "plain_pixels", False):
         if moves:
-            name = model_name(config, dataset.shape)
+            name = model_of(config, dataset)
             raise UserError(
                 f"model.views: model {name} has no frozen front that images could pass beforehand"
             )

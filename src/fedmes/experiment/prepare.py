@@ -32,11 +32,12 @@ from fedmes.experiment.features import (
     few_samples,
     for_network,
     front_features,
+    model_of,
     placed,
     with_views,
 )
 from fedmes.experiment.made_from import Hashes, frozen_hash, made_from, source_hashes
-from fedmes.experiment.resolve import DataFacts, Make, first_net, makers, model_name, resolve
+from fedmes.experiment.resolve import DataFacts, Make, first_net, makers, resolve
 from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
@@ -80,7 +81,7 @@ def prepare(
     config = pretrained.with_image_size(config, given)
     source = open_source(config, table)
     streams = open_streams(config, source)
-    given = makers(config, given, model_name(config, source.dataset.shape))
+    given = makers(config, given, model_of(config, source.dataset))
     as_read = source.dataset
     seen = pretrained.with_unfair_note(as_read, config, given["model"])
     source = replace(source, dataset=for_network(seen, given["model"]))
@@ -217,17 +218,18 @@ def _agreed_normalisation(
     """The federation's, unless the network knows its own mean and standard deviation."""
     if dataset.statistics is not None:
         return dataset.statistics
-    if (dataset.x.dtype == np.uint8) != bool(agreed.mean):
+    if dataset.normalised != bool(agreed.mean):
         expects = "takes samples as they are"
         if agreed.mean:
-            expects = "says how to normalise pixels"
+            expects = "says how to normalise them"
         raise UserError(
             f"site {name}: samples are {dataset.x.dtype}, "
             f"but the federation {expects} (federation.mean)"
         )
     if not agreed.mean:
         return None
-    return Normalisation((tuple(agreed.mean),), (tuple(agreed.std),))
+    unit = 255.0 if dataset.x.dtype == np.uint8 else 1.0
+    return Normalisation((tuple(agreed.mean),), (tuple(agreed.std),), unit)
 
 
 def _rehearse(
@@ -277,11 +279,14 @@ def agreement(config: Config) -> Config:
     config = pretrained.with_image_size(config)
     source = open_source(config)
     stream = source.stream(config.seeds[0]).without(config.data.without)
-    make_model = makers(config, None, model_name(config, source.dataset.shape))["model"]
+    name = model_of(config, source.dataset)
+    make_model = makers(config, None, name)["model"]
     agreed: dict[str, Any] = {
+        "model.name": name,
         "federation.sites": [client.name for client in stream.clients],
         "federation.classes": list(source.dataset.class_names),
         "federation.shape": list(source.dataset.shape),
+        "federation.columns": list(source.dataset.columns),
         "clients": len(stream.clients),
         "tasks": stream.tasks,
         "engine.name": "flower",
@@ -305,20 +310,29 @@ def open_source(config: Config, table: Table | None = None) -> Source:
     fit = config.data.fit
     rounds = config.rounds
     arrival = config.stream.arrival
-    tables = [custom.read(Path(path), size, fit) for path in config.data.more]
+    source = None
     if config.data.path == IN_MEMORY:
         source = custom.open_table(_in_memory(config, table), rounds, arrival)
     elif config.data.path is not None:
         source = custom.open_custom(Path(config.data.path), size, rounds, arrival, fit)
-    elif (first := config.tasks - most_tasks(tables, config.data.without)) > 0:
-        divided_among = config.clients + len(config.data.without)
-        limits.check_schedule(divided_among, config.tasks * config.rounds)
-        source = open_benchmark(config.with_({"tasks": first, "clients": divided_among}))
-    else:
-        raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
+    form = None
+    if source is not None:
+        form = custom.form_of(source.dataset)
+    tables = [custom.read(Path(path), size, fit, form) for path in config.data.more]
+    source = source or _benchmark(config, most_tasks(tables, config.data.without))
     for path, table in zip(config.data.more, tables, strict=True):
         source = followed_by(source, table, Path(path), rounds, arrival)
     return source
+
+
+def _benchmark(config: Config, further: int) -> Source:
+    """A benchmark's tasks, without the further ones that custom data brings."""
+    first = config.tasks - further
+    if first <= 0:
+        raise UserError(f"tasks: {config.tasks} in all, but data.more has as many alone")
+    divided_among = config.clients + len(config.data.without)
+    limits.check_schedule(divided_among, config.tasks * config.rounds)
+    return open_benchmark(config.with_({"tasks": first, "clients": divided_among}))
 
 
 def _in_memory(config: Config, table: Table | None) -> Table:

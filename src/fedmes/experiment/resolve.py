@@ -44,6 +44,11 @@ class DataFacts:
     # training samples of each client in all its tasks; None: not known
     samples: list[int] | None = None
 
+    @property
+    def has_tokens(self) -> bool:
+        """Are samples whole numbers, such as those of words? Nobody knows without a sample."""
+        return self.few is not None and not self.few.is_floating_point()
+
 
 def resolve(
     config: Config,
@@ -56,7 +61,7 @@ def resolve(
     first seed's network, if there is one already."""
     _refuse_other_sizes(config, facts)
     device = pick_device(config.device)
-    name = model_name(config, facts.shape)
+    name = model_name(config, facts.shape, facts.has_tokens)
     make_method, make_model = makers(config, given, name).values()
     nets = [built or first_net(config, facts, make_model)]
     for seed in config.seeds[1:]:
@@ -120,12 +125,17 @@ def _refuse_other_sizes(config: Config, facts: DataFacts) -> None:
             )
 
 
-def model_name(config: Config, shape: tuple[int, ...]) -> str:
-    """The network that was asked for, or one that suits the data."""
+def model_name(config: Config, shape: tuple[int, ...], tokens: bool = False) -> str:
+    """The network that was asked for, or one that suits the data. `tokens`: samples are whole
+    numbers, such as those of words."""
     if config.model.name != "auto":
         return config.model.name
+    if tokens:
+        return "text"
     if len(shape) == 1:
         return "mlp"
+    if shape[2] == 1:  # a single column: time series
+        return "cnn1d"
     if shape[0] == 1:
         return "cnn2"
     return "cnn6"
@@ -137,7 +147,7 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
     if engine == "auto":
         engine = "loop"
         vectors = net.takes_features and net.samples.ndim == 2
-        if (device == "cuda" or vectors or model in ("linear", "mlp")) and net.stackable():
+        if (device == "cuda" or vectors or model in ("linear", "mlp", "text")) and net.stackable():
             engine = "stacked"
     elif engine == "stacked" and not net.stackable():
         raise UserError(
@@ -235,7 +245,7 @@ def _build_net(
 ) -> Net:
     """A network for the final number of classes. Where classes were added, the weights of earlier
     ones stay what they were."""
-    name = model_name(config, facts.shape)
+    name = model_name(config, facts.shape, facts.has_tokens)
     options = networks.options(config)
     start = keyed_random.seed62(seed, "init")
     custom = None

@@ -11,7 +11,7 @@ SMALL = 14  # pixels; in images with fewer, one of them is too far to move
 def kind_for(asked: str | None, shape: tuple[int, ...]) -> str:
     """How samples of a shape are moved: "none", "shift" or "flip"; by default, colour images are
     also flipped."""
-    if len(shape) != 3:
+    if len(shape) != 3 or shape[2] == 1:  # vectors and time series
         return "none"
     if asked is not None:
         return asked

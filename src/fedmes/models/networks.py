@@ -15,27 +15,14 @@ from torch.nn.parameter import is_lazy
 from fedmes.common import limits, plugins
 from fedmes.errors import UserError, first_line
 from fedmes.models import timm_networks
+from fedmes.models.network import Network
 from fedmes.models.pretrained import Lite0
+from fedmes.models.sequences import CNN1D, Text
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
 
 Make = Callable[..., nn.Module]
-
-
-class Network(nn.Module):
-    """Neighbours are sought in the features, unless a network says otherwise."""
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.features_and_embedding(x)[0]
-
-    def embed(self, x: Tensor) -> Tensor:
-        return self.features_and_embedding(x)[1]
-
-    def features_and_embedding(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in one pass. A network defines this or `features`."""
-        features = self.features(x)
-        return features, features
 
 
 class Linear(Network):
@@ -300,6 +287,8 @@ MODELS: dict[str, Make] = {
     "mlp": MLP,
     "cnn2": CNN2,
     "cnn6": CNN6,
+    "cnn1d": CNN1D,
+    "text": Text,
     "resnet18": ResNet18,
     "vit": ViT,
     "lite0": Lite0,

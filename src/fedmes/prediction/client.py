@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmes.data.dataset import Dataset
+from fedmes.data.tables import Form
 from fedmes.engines.client_data import CHUNK, Samples
 from fedmes.errors import UserError, first_line
 from fedmes.methods.base import Batch, ClientContext, Method
@@ -43,6 +44,7 @@ class Client:
         self.voters = stored.voters
         self.tasks = stored.tasks
         self.normalisation = stored.normalisation
+        self.columns = tuple(about.columns or ())
         self._weights = stored.weights
         self._dtype = next(iter(stored.weights.values())).dtype
         self._ctx = _context(about, self._dtype)
@@ -58,8 +60,7 @@ class Client:
                 | stored.beside
             )
             self._nearest = self._find_nearest()
-            kind = "uint8" if self._front is not None else self.voters.x.dtype
-            nothing = np.zeros((1, *about.sample), kind)
+            nothing = np.zeros((1, *about.sample), self._stored_type())
             # whatever does not fit fails now
             self._explain(self._seen(nothing, np.zeros(1, np.int64)), -1)
 
@@ -108,6 +109,17 @@ class Client:
         return self._front is None
 
     @property
+    def of_pixels(self) -> bool:
+        return self.normalisation is not None and self.normalisation.of_pixels
+
+    @property
+    def form(self) -> Form | None:
+        """By which rows of a table become samples; None: the client has learned from no table."""
+        if not self.columns:
+            return None
+        return Form(self.columns, self.shape[0])
+
+    @property
     def sources(self) -> int:
         """How many data sets its samples are from, each normalised by itself."""
         if self.normalisation is None:
@@ -116,7 +128,8 @@ class Client:
 
     def predict(self, x: Any, *, task: int | None = None, source: int | None = None) -> Predictions:
         """Predict samples: an array of one or of several, a picture (PIL), the path of one, or a
-        list of such.
+        list of such; of a client that has learned from a table, columns by name, such as a pandas
+        frame, the path of a table, or for texts that of a .txt file.
 
         `task`: index of the task of all samples, if known; its classes are then the candidates.
         `source`: index of their data set, for a client with samples from several.
@@ -190,9 +203,10 @@ class Client:
 
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
-        whole = self.voters.x.dtype == np.int64
-        pixels = self.normalisation is not None
-        return inputs.samples(x, self.shape, pixels, whole, self.config.data.fit)
+        whole = self._stored_type() == np.int64
+        if self.form is not None and (found := inputs.rows(x, self.form)) is not None:
+            return found
+        return inputs.samples(x, self.shape, self.of_pixels, whole, self.config.data.fit)
 
     # --- the method's functions, as engines call them ---------------------------------------------
 
@@ -205,6 +219,14 @@ class Client:
         """Samples as the method sees them: normalised, or features like those of the memory."""
         samples = self._normalised(x, source)
         return samples if self._front is None else self._front(samples)
+
+    def _stored_type(self) -> np.dtype[Any]:
+        """Of samples; what a memory holds may be features."""
+        if self.keeps_images:
+            return self.voters.x.dtype
+        if self.form is not None and self.form.of_texts:
+            return np.dtype(np.int64)
+        return np.dtype(np.uint8 if self.of_pixels else np.float32)
 
     def _scope(self, position: int) -> Tensor:
         if position < 0:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fedmes.common.files import replace_text, whole
 from fedmes.common.npz import read_arrays
 from fedmes.common.text import cell, natural, three
+from fedmes.data import tables
 from fedmes.engines.client_data import CHUNK
 from fedmes.errors import UserError
 from fedmes.prediction import inputs
@@ -126,8 +127,8 @@ class Evaluation:
 
 
 def evaluate(client: Client, path: Path, *, source: int | None = None) -> Evaluation:
-    """`path`: a folder in which each picture lies in a folder named as its class, at any depth; or
-    an .npz file with `x` and `y`."""
+    """`path`: a folder in which each picture lies in a folder named as its class, at any depth; an
+    .npz file with `x` and `y`; or a table with `y`."""
     if not path.exists():
         raise UserError(f"{path}: there is no such file or folder")
     labelled = _from_folder if path.is_dir() else _from_file
@@ -167,8 +168,23 @@ def _from_folder(client: Client, path: Path) -> Iterator[tuple[Item, str]]:
 
 
 def _from_file(client: Client, path: Path) -> Iterator[tuple[Item, str]]:
+    if tables.is_table(path):
+        samples = client.samples(path)
+        columns = tables.read(path)
+        if "y" not in columns:
+            raise UserError(f"{path}: has no column y (or {tables.LABEL})")
+        labels = np.array(list(map(str, tables.present(columns["y"], "y", path))))
+    else:
+        samples, labels = _of_arrays(client, path)
+    for i, (sample, label) in enumerate(zip(samples, labels, strict=True)):
+        yield Item(f"{path}[{i}]", sample), str(label)
+
+
+def _of_arrays(client: Client, path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
-        arrays = read_arrays(path, {"x", "y"})
+        arrays = read_arrays(path, {"x", "series", "y"})
+        if "series" in arrays:
+            arrays["x"] = arrays.pop("series")
     except UserError:
         raise
     except Exception as error:  # a damaged file can fail in zipfile, zlib or numpy
@@ -180,5 +196,4 @@ def _from_file(client: Client, path: Path) -> Iterator[tuple[Item, str]]:
     labels = arrays["y"]
     if labels.shape != samples.shape[:1]:
         raise UserError(f"{path}: x has {len(samples)} samples, y has shape {labels.shape}")
-    for i, (sample, label) in enumerate(zip(samples, labels, strict=True)):
-        yield Item(f"{path}[{i}]", sample), str(label)
+    return samples, labels

@@ -167,9 +167,12 @@ def _random_samples(client: Client) -> NDArray[Any]:
     shape = (CHECKED, *client.sample_shape)
     if client.voters.x.dtype == np.int64:
         return np.resize(client.voters.x, shape)
-    if client.normalisation is None:
-        return draw.standard_normal(shape).astype(np.float32)
-    return draw.randint(0, 256, shape).astype(np.uint8)
+    if client.of_pixels:
+        return draw.randint(0, 256, shape).astype(np.uint8)
+    found = draw.standard_normal(shape)
+    if client.normalisation is not None:  # like the columns of a table
+        found = found * client.normalisation.std[0] + client.normalisation.mean[0]
+    return found.astype(np.float32)
 
 
 def as_input(samples: NDArray[Any], client: Client) -> Tensor:
@@ -186,7 +189,7 @@ def _about(client: Client) -> dict[str, str]:
     """What a reader of the file needs to know, as text by name."""
     facts = client.as_dict()
     takes = "samples as in training"
-    if client.normalisation is not None:
+    if client.of_pixels:
         takes = "pixels between 0 and 1"
     return {
         "class_names": json.dumps(client.class_names),

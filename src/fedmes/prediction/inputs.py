@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -17,11 +17,13 @@ from PIL import Image
 
 from fedmes.common import limits
 from fedmes.common.npz import read_arrays
-from fedmes.data import pictures
+from fedmes.data import in_memory, pictures, tables
+from fedmes.data.tables import Form
 from fedmes.engines.client_data import CHUNK
 from fedmes.errors import UserError
 
 ARRAYS = {".npy", ".npz"}
+SEVERAL = {*ARRAYS, *tables.SUFFIXES}  # files with more than one sample
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 
 
@@ -44,7 +46,7 @@ def read(paths: Iterable[Path], samples: Callable[[Path], NDArray[Any]]) -> Iter
             x = samples(found)
         except UserError as error:
             return [Item(str(found), None, str(error).removeprefix(f"{found}: "))]
-        if found.suffix.lower() not in ARRAYS:
+        if found.suffix.lower() not in SEVERAL:
             return [Item(str(found), x[0])]
         # there may be millions: none is named before it is wanted
         return (Item(f"{found}[{i}]", sample) for i, sample in enumerate(x))
@@ -94,6 +96,8 @@ def samples(
         return np.concatenate([samples(one, shape, pixels, whole, fit) for one in x])
     if isinstance(x, (str, Path)):
         path = Path(x)
+        if tables.is_table(path):
+            raise UserError(f"{path}: a table, but this client has learned from none")
         x = _load(path) if path.suffix.lower() in ARRAYS else pictures.read(path)
     if isinstance(x, Image.Image):
         return _picture(x, shape, pixels, fit)
@@ -103,6 +107,38 @@ def samples(
     elif whole:
         kind = "int64"
     return _array(np.asarray(x), shape, kind, fit)
+
+
+def rows(x: Any, form: Form) -> NDArray[Any] | None:
+    """Columns by name, or a file of them, as samples; a text file is one text. None: it is
+    neither."""
+    if isinstance(x, (str, Path)):
+        path = Path(x)
+        if tables.is_table(path):
+            _check_there(path)
+            return tables.samples(tables.read(path), form, path)
+        if form.of_texts and path.suffix.lower() == ".txt":
+            return tables.samples({tables.TEXT: [_text(path)]}, form, path)
+        return None
+    if isinstance(x, Mapping):
+        x = {name: np.atleast_1d(cells) for name, cells in x.items()}
+    columns = in_memory.columns_of(x) if hasattr(x, "columns") else x
+    if not isinstance(columns, Mapping):
+        return None
+    return tables.samples(columns, form, "data")
+
+
+def _check_there(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file")
+
+
+def _text(path: Path) -> str:
+    _check_there(path)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as text in UTF-8 ({error})") from None
 
 
 def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str, fit: pictures.Fit) -> NDArray[Any]:
@@ -122,6 +158,8 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str, fit: pictures.Fit
             )
         return x.reshape(-1, shape[0])
     channels, height, width = shape
+    if width == 1 and kind == "float32":
+        return _series(x, height, channels)
     x = _several(x, height, width, channels)
     if x.ndim != 4:
         raise UserError(f"samples have shape {x.shape}; needed is (N, H, W, C) or (H, W, C)")
@@ -136,6 +174,19 @@ def _array(x: NDArray[Any], shape: tuple[int, ...], kind: str, fit: pictures.Fit
     if x.shape[3] == 1:
         x = x[..., 0]
     return np.concatenate([_picture(Image.fromarray(one), shape, True, fit) for one in x])
+
+
+def _series(x: NDArray[Any], steps: int, channels: int) -> NDArray[Any]:
+    """One or several time series [T, C], or [T] of one channel, as [B, T, 1, C]."""
+    one = [(steps, channels), (steps, 1, channels)]
+    if channels == 1:
+        one.append((steps,))
+    if x.shape not in one and x.shape[1:] not in one:
+        raise UserError(
+            f"samples have shape {x.shape}; "
+            f"this client has learned from time series of {steps} steps and {channels} channels"
+        )
+    return x.reshape(-1, steps, 1, channels)
 
 
 def _several(x: NDArray[Any], height: int, width: int, channels: int) -> NDArray[Any]:
@@ -176,7 +227,8 @@ def _load(path: Path) -> NDArray[Any]:
     """The array of an .npy file, or `x` of an .npz file."""
     try:
         if is_zipfile(path):
-            return read_arrays(path, {"x"})["x"]
+            arrays = read_arrays(path, {"x", "series"})
+            return arrays["series"] if "series" in arrays else arrays["x"]
         content = np.load(path, allow_pickle=False, mmap_mode="r")
         limits.check_memory(content.nbytes, path)
         return np.array(content)

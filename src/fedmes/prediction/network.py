@@ -42,22 +42,33 @@ class Plain(nn.Module):
                 p.copy_(weights[name])
         self.module: Any = merge(module).eval()
         dtype = next(iter(weights.values())).dtype
-        mean = torch.zeros((), dtype=dtype)
-        std = torch.ones((), dtype=dtype)
-        if normalisation is not None:
-            mean = torch.tensor(normalisation.mean[source], dtype=dtype).reshape(-1, 1, 1)
-            std = torch.tensor(normalisation.std[source], dtype=dtype).reshape(-1, 1, 1)
+        mean, std = channel_statistics(normalisation, source, dtype)
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores of pixels between 0 and 1, or of samples as they are."""
         if x.is_floating_point():
-            x = (x - self.mean) / self.std
+            x = (x - by_channel(self.mean, x)) / by_channel(self.std, x)
         if isinstance(getattr(self.module, "front", None), nn.Module):
             x = self.module.front(x)
         scores: Tensor = self.module.head(self.module.features(x))
         return scores
+
+
+def channel_statistics(
+    normalisation: Normalisation | None, source: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation by channel."""
+    if normalisation is None:
+        return torch.zeros(1, dtype=dtype), torch.ones(1, dtype=dtype)
+    mean = torch.tensor(normalisation.mean[source], dtype=dtype)
+    return mean, torch.tensor(normalisation.std[source], dtype=dtype)
+
+
+def by_channel(values: Tensor, x: Tensor) -> Tensor:
+    """Values [C] to broadcast against samples [B, C, ...]."""
+    return values.reshape(-1, *[1] * (x.ndim - 2))
 
 
 def stored_network(make_model: Callable[..., nn.Module], stored: Stored, check_first: bool) -> Net:

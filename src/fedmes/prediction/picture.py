@@ -55,7 +55,7 @@ def save(path: Path, client: Client, found: Sequence[tuple[Item, Prediction]]) -
 def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
     """A row per image: itself, its prediction, and its neighbours from the memory."""
     if len(client.shape) != 3:
-        raise UserError("--show: this client's samples are vectors, not pictures")
+        raise UserError("--show: this client's samples are vectors or texts, not pictures")
     if not found:
         raise UserError("--show: there is nothing to show")
     most = max(min(len(prediction.neighbours), NEIGHBOURS) for _, prediction in found)
@@ -94,6 +94,9 @@ def draw(client: Client, found: Sequence[tuple[Item, Prediction]]) -> Figure:
 
 def _image(ax: Axes, sample: NDArray[Any], left: float, top: float) -> None:
     """A sample in a tile; float values from their least to their largest."""
+    if sample.shape[1] == 1 and sample.dtype != np.uint8:
+        _series(ax, sample[:, 0], left, top)
+        return
     low = 0.0
     high = 255.0
     if sample.dtype != np.uint8:
@@ -109,6 +112,15 @@ def _image(ax: Axes, sample: NDArray[Any], left: float, top: float) -> None:
     y = top + (1 - tall) / 2
     extent = (x, x + wide, y + tall, y)
     ax.imshow(shown, extent=extent, cmap="gray", vmin=0, vmax=1, aspect="auto")
+
+
+def _series(ax: Axes, values: NDArray[Any], left: float, top: float) -> None:
+    """A line per channel [T, C], all from the least value to the largest."""
+    steps = np.linspace(left, left + 1, len(values))
+    low = float(values.min())
+    high = float(values.max())
+    for channel in values.T:
+        ax.plot(steps, top + 1 - (channel - low) / max(high - low, 1e-12), linewidth=1)
 
 
 def _words(ax: Axes, x: float, y: float, text: str, colour: str, size: float = 8) -> None:

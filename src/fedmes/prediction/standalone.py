@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from fedmes.data.dataset import Normalisation
 from fedmes.methods.base import ClientContext, Method
 from fedmes.models.adapters import merge
+from fedmes.prediction.network import by_channel, channel_statistics
 from fedmes.tensors import Tensors, pick, put
 
 
 class Standalone(nn.Module):
-    """Pixels between 0 and 1, [B, C, H, W], or other samples as they are, to probabilities of all
-    classes [B, C]; those that the client has not met have none."""
+    """Pixels between 0 and 1, [B, C, H, W], or other samples as they are stored, to probabilities
+    of all classes [B, C]; those that the client has not met have none."""
 
     mean: Tensor
     std: Tensor
@@ -47,8 +48,8 @@ class Standalone(nn.Module):
             self.register_buffer(_attribute(name), t.detach().clone())
         self.full = 1.0
         if normalisation is not None:
-            self.full = 255.0
-        mean, std = _columns(normalisation, source, self.dtype)
+            self.full = normalisation.unit
+        mean, std = channel_statistics(normalisation, source, self.dtype)
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
         self.register_buffer("scope", ctx.seen)
@@ -57,7 +58,9 @@ class Standalone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
             # from bytes, as in training: then the same numbers are rounded in the same way
-            x = (self.full * x.to(self.dtype) - self.full * self.mean) / (self.full * self.std)
+            mean = by_channel(self.full * self.mean, x)
+            std = by_channel(self.full * self.std, x)
+            x = (self.full * x.to(self.dtype) - mean) / std
         no_task = torch.tensor(-1)
         answer = self.method.predict(self._predictor(), x, self.scope, no_task, self.ctx)
         return answer["acc"].to(torch.float32)
@@ -88,17 +91,6 @@ def _load(module: Any, weights: Tensors) -> bool:
         for name, t in weights.items():
             parameters[name].copy_(t)
     return True
-
-
-def _columns(
-    normalisation: Normalisation | None, source: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation by channel, of pixels between 0 and 1."""
-    if normalisation is None:
-        return torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)
-    mean = torch.tensor(normalisation.mean[source], dtype=dtype).reshape(-1, 1, 1)
-    std = torch.tensor(normalisation.std[source], dtype=dtype).reshape(-1, 1, 1)
-    return mean, std
 
 
 def _attribute(name: str) -> str:

@@ -22,6 +22,7 @@ class Statistics(BaseModel):
 
     mean: Numbers | list[Numbers]
     std: Numbers | list[Numbers]
+    unit: Literal[255, 1] = 255  # of pixels, or of other numbers
 
 
 class About(BaseModel):
@@ -46,6 +47,8 @@ class About(BaseModel):
     position: Count  # index of the task learned last
     memory_size: Count
     normalisation: Statistics | None  # None: samples are floats or integers, taken as they are
+    # what each entry of a sample from a table is, as in `tables.Form`; None: it is from no table
+    columns: list[str] | None = None
     # of the parameters that were not trained, which are not stored here either
     frozen_sha256: str | None = None
     # the shape of what a frozen front made of a sample, where that is stored; None: samples are
@@ -64,6 +67,8 @@ class About(BaseModel):
             )
         if self.features is not None and math.prod(self.features) > SAMPLE_LIMIT:
             raise ValueError(f"features: {self.features} are more than {SAMPLE_LIMIT} values")
+        if self.columns and self.columns != ["text"] and [len(self.columns)] != self.shape:
+            raise ValueError(f"columns: {len(self.columns)} of them, shape is {self.shape}")
         if len(self.blocks) * classes > BLOCKS_LIMIT:
             raise ValueError("blocks: too many tasks and classes")
         if self.classes is not None and len(self.classes) != len(self.blocks):
@@ -98,7 +103,7 @@ class About(BaseModel):
         fits = {len(values) for values in mean + std} == {channels} and len(mean) == len(std)
         if not fits or min(map(min, std)) <= 0:
             raise ValueError(f"normalisation: does not fit samples of {channels} channels")
-        return Normalisation(mean, std)
+        return Normalisation(mean, std, float(self.normalisation.unit))
 
 
 def _per_source(values: Any) -> tuple[tuple[float, ...], ...]:

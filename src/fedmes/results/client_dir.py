@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -146,6 +146,7 @@ def _about(
         position=last,
         memory_size=plan.capacity,
         normalisation=_statistics(normalisation),
+        columns=list(dataset.columns) or None,
         knn=knn,
         config=config.as_dict(),
     )
@@ -176,10 +177,12 @@ def _save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 def _statistics(normalisation: Normalisation | None) -> Statistics | None:
     if normalisation is None:
         return None
+    unit: Literal[255, 1] = 255 if normalisation.of_pixels else 1
     if len(normalisation.mean) == 1:
-        return Statistics(mean=list(normalisation.mean[0]), std=list(normalisation.std[0]))
-    mean = list(map(list, normalisation.mean))
-    return Statistics(mean=mean, std=list(map(list, normalisation.std)))
+        mean = list(normalisation.mean[0])
+        return Statistics(mean=mean, std=list(normalisation.std[0]), unit=unit)
+    means = list(map(list, normalisation.mean))
+    return Statistics(mean=means, std=list(map(list, normalisation.std)), unit=unit)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -284,7 +287,7 @@ def _check_values(name: str, has: Header, about: About, count: tuple[int, ...]) 
             kind = has.dtype.name
         _check_header(name, has, kind, (*count, *about.features))
         return
-    if about.normalisation is None:
+    if about.normalisation is None or about.normalisation.unit == 1:
         kind = "float32"
         if has.dtype == np.int64:
             kind = "int64"

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.config.federation_options import FederationOptions
-from fedmes.data.custom import UNSAID, Table, read, read_folders, read_npz
+from fedmes.data.custom import UNSAID, Table, read, read_file, read_folders
+from fedmes.data.dataset import Dataset
 from fedmes.data.pictures import Fit
+from fedmes.data.tables import Form
 from fedmes.errors import UserError
 from fedmes.scenario import stream as streams
 from fedmes.scenario.source import Source
@@ -61,12 +63,21 @@ def open_table(
     return Source(table.dataset, stream)
 
 
-def read_site(path: Path, image_size: int | None, fit: Fit = None) -> Table:
+def form_of(dataset: Dataset) -> Form | None:
+    """By which further tables become samples like those of the data set; None: it is no table."""
+    if not dataset.columns:
+        return None
+    return Form(dataset.columns, dataset.shape[0])
+
+
+def read_site(
+    path: Path, image_size: int | None, fit: Fit = None, form: Form | None = None
+) -> Table:
     """One site's data: folders as TASK/train|test/CLASS/*, or a file with a single client."""
     if path.is_dir():
         table = read_folders(path, image_size, [path], fit)
     elif path.is_file():
-        table = read_npz(path)
+        table = read_file(path, form, one_client=True)
     else:
         raise UserError(f"data: there is no file or folder {path}")
     if len(table.client_names) > 1:
@@ -86,7 +97,10 @@ def open_site(
     fit: Fit = None,
 ) -> Source:
     """A site's data with the classes and the shape of its federation, or an error."""
-    table = read_site(path, image_size, fit)
+    form = None
+    if agreed.columns:
+        form = Form(tuple(agreed.columns), agreed.shape[0])
+    table = read_site(path, image_size, fit, form)
     dataset = table.dataset
     classes = list(agreed.classes)
     shape = tuple(agreed.shape)

@@ -38,6 +38,10 @@ def followed_by(source: Source, table: Table, path: Path, rounds: int, arrival: 
         raise UserError(
             f"{path}: nothing can follow several data sets that are each normalised by itself"
         )
+    if new.standardise != old.standardise or new.columns != old.columns:
+        raise UserError(
+            f"{path}: a table, time series or other arrays can follow only what is of the same kind"
+        )
     if (new.shape, new.x.dtype) != (old.shape, old.x.dtype):
         raise UserError(
             f"{path}: {new.x.dtype} samples of shape {new.shape}; "

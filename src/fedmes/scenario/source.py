@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmes.data import tables
 from fedmes.data.dataset import Dataset, Normalisation, statistics
 from fedmes.scenario.stream import Stream
 
@@ -21,9 +22,10 @@ class Source:
     earlier: tuple[int, ...] = ()
 
     def normalisation(self, stream: Stream) -> Normalisation | None:
-        """Channel statistics of the training set, without what came later; None for float data."""
+        """Channel statistics of the training set, without what came later; None: samples are taken
+        as they are."""
         x = self.dataset.x
-        if x.dtype != np.uint8:
+        if not self.dataset.normalised:
             return None
         if self.dataset.statistics is not None:
             return self.dataset.statistics
@@ -33,4 +35,6 @@ class Source:
         for k, client in enumerate(stream.clients):
             known_at_first = client.tasks[: stream.known(k)[0]]
             train += [task.train for task in known_at_first]
-        return statistics(x, np.unique(np.concatenate(train)))
+        return tables.plain_values(
+            statistics(x, np.unique(np.concatenate(train))), self.dataset.columns
+        )
