@@ -55,7 +55,9 @@ def test_a_frame_is_the_file(of_file):
     frame = pandas.DataFrame(COLUMNS["x"], columns=["a", "b", "c"])
     for name in ("y", "client", "task"):
         frame[name] = COLUMNS[name]
-    assert_same(in_memory.table(frame), read_npz(of_file))
+    found = in_memory.table(frame)
+    np.testing.assert_array_equal(found.dataset.x, np.float32(COLUMNS["x"]))
+    assert found.dataset.columns == ("a", "b", "c") and found.dataset.standardise
     one_column = frame.drop(columns=["a", "b", "c"]).assign(x=list(COLUMNS["x"]))
     assert_same(in_memory.table(one_column), read_npz(of_file))
 

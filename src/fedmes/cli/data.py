@@ -67,7 +67,7 @@ def fetch(
 def check(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME|DIR|FILE.npz", help="one data set, or your own; default: all"),
+        typer.Argument(metavar="NAME|DIR|FILE", help="one data set, or your own; default: all"),
     ] = None,
     root: Root = None,
 ) -> None:

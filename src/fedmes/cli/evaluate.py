@@ -25,7 +25,7 @@ EXAMPLE = "fedmes evaluate runs/mine/seed0/client0 checked/ --out checked-report
 Labelled = Annotated[
     Path,
     typer.Argument(
-        metavar="DIR|FILE.npz", help="pictures in folders named as classes, or arrays x and y"
+        metavar="DIR|FILE", help="folders named as classes, .npz with x and y, or a table with y"
     ),
 ]
 Out = Annotated[

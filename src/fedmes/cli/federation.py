@@ -41,7 +41,7 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to create")],
     data: Annotated[
         Path,
-        typer.Option(metavar="DIR|FILE.npz", help="tasks of this site: TASK/CLASS/*, or a file"),
+        typer.Option(metavar="DIR|FILE", help="tasks of this site: TASK/CLASS/*, or a file"),
     ],
     name: Annotated[str | None, typer.Option(help="site name; default: folder name")] = None,
     weights: Annotated[

@@ -26,7 +26,7 @@ EXAMPLE = "fedmes predict runs/split-digits-fedmes-1a2b3c4d/seed0/client0 scans/
 
 Images = Annotated[
     list[Path],
-    typer.Argument(metavar="IMAGE|DIR...", help="images, folders, or .npy and .npz arrays"),
+    typer.Argument(metavar="IMAGE|DIR...", help="images, folders, arrays, tables or texts"),
 ]
 Task = Annotated[
     int | None, typer.Option(metavar="N", help="task id of all images, from 0, if known")

@@ -71,7 +71,7 @@ def extend(
     directory: options.Directory,
     data: Annotated[
         Path,
-        typer.Option(metavar="FILE.npz|DIR", help="custom data with new tasks of the same clients"),
+        typer.Option(metavar="FILE|DIR", help="custom data with new tasks of the same clients"),
     ],
     out: options.Out = None,
     method: options.CustomMethod = None,
@@ -145,6 +145,8 @@ def compare(
             raise unknown("method", key, named)
     planned = comparison.plan(named, load, out, again, only_fitting=every)
     found = []
+    if planned.runs:
+        _say_data(planned.runs[0].prepared, quiet)
     for one in planned.runs:
         found.append(train(one.prepared, one.directory, quiet, resume=True, again=one.again))
     if quiet:
@@ -168,6 +170,7 @@ def _run(
     from fedmes.results import run_dir
 
     directory = out or run_dir.default_directory(prepared.config)
+    _say_data(prepared, quiet)
     result = train(prepared, directory, quiet, resume, state, again)
     if result.reused:
         print(
@@ -175,6 +178,20 @@ def _run(
             file=sys.stderr,
         )
     terminal.show(result, quiet)
+
+
+def _say_data(prepared: Prepared, quiet: bool) -> None:
+    """Own data in a few lines, while there is still time to stop: on stderr, since it is not the
+    result."""
+    from fedmes.common.text import printable
+    from fedmes.scenario.summary import brief
+
+    path = prepared.config.data.path
+    if quiet or path is None:
+        return
+    clients = prepared.federations[0].stream.clients
+    for line in brief(path, prepared.source.dataset, clients):
+        print(printable(line), file=sys.stderr)
 
 
 def train(

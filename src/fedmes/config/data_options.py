@@ -20,10 +20,10 @@ class Data(Section):
 
     path: str | None = option(
         None,
-        "custom data instead of a benchmark",
+        "custom data instead of a benchmark: arrays (.npz), a table (.csv, .parquet) or folders",
         unset="none",
         flag="--data",
-        metavar="FILE.npz|DIR",
+        metavar="FILE|DIR",
     )
     more: list[str] = option(
         [],

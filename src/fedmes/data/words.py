@@ -34,7 +34,7 @@ def words(text: str) -> list[str]:
 def length(texts: Sequence[str]) -> int:
     """As many words as 95% of the texts have at most."""
     counts = [len(words(text)) for text in texts]
-    most = int(np.percentile(counts, SHARE, method="higher"))
+    most = int(np.percentile(counts, SHARE, method="inverted_cdf"))
     return min(max(most, 1), MOST_WORDS)
 
 
