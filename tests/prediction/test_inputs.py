@@ -47,7 +47,7 @@ def test_other_sizes_and_colours_as_in_reading_data(tmp_path):
     Image.fromarray(rng.randint(0, 256, (40, 8, 3), np.uint8)).save(folder / "d.jpg")
     table = read_folders(tmp_path / "data", 12)
     client = object.__new__(Client)
-    client.shape, client.voters = (3, 12, 12), table.dataset
+    client.shape, client.voters, client.columns = (3, 12, 12), table.dataset, ()
     client.config = config.load(None, {})
     client.normalisation = client_dir.Normalisation(((0.0,) * 3,), ((1.0,) * 3,))
     np.testing.assert_array_equal(client.samples(sorted(folder.iterdir())), table.dataset.x)

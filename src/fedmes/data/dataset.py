@@ -120,7 +120,7 @@ class ChannelSums:
         return Normalisation((tuple(mean.tolist()),), (tuple(std.tolist()),))
 
     def _of_floats(self) -> Normalisation:
-        """Quotients of whole numbers, rounded once. A channel without variation is not stretched."""
+        """Quotients of whole numbers, rounded once; without variation, nothing is stretched."""
         step = 1 << self.places
         mean = []
         std = []

@@ -80,7 +80,7 @@ def with_y(columns: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
     """The columns under their own names, but for a label."""
     if LABEL in columns and "y" in columns:
         raise UserError(f"{path}: columns y and {LABEL} are both there; keep the label only")
-    return {"y" if name == LABEL else name: values for name, values in columns.items()}
+    return {{LABEL: "y"}.get(name, name): values for name, values in columns.items()}
 
 
 def _read_csv(path: Path) -> dict[str, list[Any]]:
@@ -102,7 +102,9 @@ def _read_csv(path: Path) -> dict[str, list[Any]]:
             raise UserError(
                 f"{path}: row {number} has {len(row)} cells, the header has {len(names)}"
             )
-    return {name: [row[i] for row in cells] for i, name in enumerate(names)}
+    if not cells:
+        raise UserError(f"{path}: has no rows")
+    return dict(zip(names, map(list, zip(*cells, strict=True)), strict=True))
 
 
 def _read_parquet(path: Path) -> dict[str, list[Any]]:

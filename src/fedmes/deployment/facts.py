@@ -30,7 +30,7 @@ from fedmes.common.text import listed
 from fedmes.config.options import Config, toml_text
 from fedmes.data import tables
 from fedmes.data.custom import SeveralSizes
-from fedmes.data.dataset import ChannelSums
+from fedmes.data.dataset import FLOAT_PLACES, ChannelSums
 from fedmes.errors import UserError
 from fedmes.experiment.resolve import makers
 from fedmes.scenario.custom import partition, read_site
@@ -111,12 +111,12 @@ class SiteFacts(Form):
         sums = self.pixels
         if sums is not None and not len(sums.total) == len(sums.squares) == self.shape[0]:
             raise ValueError("pixels: one sum for each channel is needed")
-        if self.samples != "float32" and (sums is None) != (
-            self.samples != "uint8" or 0 in self.shape
-        ):
-            raise ValueError("pixels: sums are of images of one size")
-        if sums is not None and (sums.places > 0) != (self.samples == "float32"):
-            raise ValueError("pixels: sums are not of such samples")
+        places = {"uint8": 0, "float32": FLOAT_PLACES}.get(self.samples)
+        fits = self.samples != "uint8" or 0 in self.shape
+        if sums is not None:
+            fits = sums.places == places and 0 not in self.shape
+        if not fits:
+            raise ValueError("pixels: sums are of images of one size, tables or time series")
         if self.columns not in ([], ["text"]) and [len(self.columns)] != self.shape:
             raise ValueError("columns: one for each entry of a sample is needed")
         return self

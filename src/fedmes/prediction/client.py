@@ -203,7 +203,7 @@ class Client:
 
     def samples(self, x: Any) -> NDArray[Any]:
         """Samples [B, ...] of the size and type that the client has learned from."""
-        whole = self._stored_type() == np.int64
+        whole = self.voters.x.dtype == np.int64
         if self.form is not None and (found := inputs.rows(x, self.form)) is not None:
             return found
         return inputs.samples(x, self.shape, self.of_pixels, whole, self.config.data.fit)
