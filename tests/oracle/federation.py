@@ -85,7 +85,7 @@ def one_round(method, scenario, g):
         if (work := client.work(g)) is not None:
             with torch.enable_grad():
                 losses.append(method.train(client, work))
-            if not np.isnan(work.factor):
+            if not work.broken:
                 arrived.append((client, method.upload(client, work), len(work.samples)))
     if len(arrived) >= scenario.config["server"]["min_clients"]:
         method.aggregate(arrived)
