@@ -29,8 +29,9 @@ FACTS = {
     "position",
     "accuracy",
     "undefined",
+    "spent",
 }
-WORK = {"position", "index", "samples", "report", "seconds"}
+WORK = {"position", "index", "samples", "report", "seconds", "epsilon"}
 
 
 @pytest.mark.slow

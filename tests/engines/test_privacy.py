@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 from fedmes import config
+from fedmes.common.gaussian_mechanism import delta_of, noise_for
 from fedmes.config.federation_options import Privacy
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError
@@ -43,8 +44,8 @@ def exact_noise(epsilon, delta):
 def test_noise_is_exact(epsilon, delta):
     with mpmath.workdps(50):
         want = exact_noise(epsilon, delta)
-        assert abs(privacy.noise_for(epsilon, delta) / want - 1) < 1e-9
-        assert abs(exact_delta(epsilon, 1 / privacy.noise_for(epsilon, delta)) / delta - 1) < 1e-8
+        assert abs(noise_for(epsilon, delta) / want - 1) < 1e-9
+        assert abs(exact_delta(epsilon, 1 / noise_for(epsilon, delta)) / delta - 1) < 1e-8
 
 
 @pytest.mark.parametrize(("epsilon", "shift"), [(0.5, 0.3), (1.0, 1.0), (8.0, 2.0)])
@@ -58,24 +59,24 @@ def test_the_profile_is_what_privacy_means(epsilon, shift):
     begins = epsilon / shift + shift / 2  # where the two are equal
     with mpmath.workdps(30):
         want = mpmath.quad(excess, [begins, begins + 5, begins + 10, begins + 40])
-    assert privacy.delta_of(epsilon, shift) == pytest.approx(float(want), rel=1e-9)
+    assert delta_of(epsilon, shift) == pytest.approx(float(want), rel=1e-9)
 
 
 def test_what_was_promised_before():
     """The classical formula, for half of what can change: who asked for epsilon 8 had 18.9."""
     before = math.sqrt(2 * math.log(1.25e5)) / 8  # in units of clip
-    assert privacy.delta_of(8.0, 2 / before) == pytest.approx(0.15, abs=0.005)
-    assert privacy.delta_of(18.9, 2 / before) == pytest.approx(1e-5, rel=0.05)
-    assert 2 * privacy.noise_for(8.0, 1e-5) == pytest.approx(1.2005, abs=1e-4)
+    assert delta_of(8.0, 2 / before) == pytest.approx(0.15, abs=0.005)
+    assert delta_of(18.9, 2 / before) == pytest.approx(1e-5, rel=0.05)
+    assert 2 * noise_for(8.0, 1e-5) == pytest.approx(1.2005, abs=1e-4)
 
 
 def test_rounds_add_up():
     """R rounds are one with sqrt(R) times the shift: what docs/deployment.md says of 10, 25 and 100
     of them."""
-    shift = 1 / privacy.noise_for(8.0, 1e-5)
+    shift = 1 / noise_for(8.0, 1e-5)
     for rounds, epsilon in ((10, 35.6), (25, 69.4), (100, 208.9)):
-        assert privacy.delta_of(epsilon - 0.1, rounds**0.5 * shift) > 1e-5
-        assert privacy.delta_of(epsilon + 0.1, rounds**0.5 * shift) < 1e-5
+        assert delta_of(epsilon - 0.1, rounds**0.5 * shift) > 1e-5
+        assert delta_of(epsilon + 0.1, rounds**0.5 * shift) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_noise_hides_any_two_updates(moved):
     options = Privacy(clip=0.1, epsilon=8.0, delta=1e-5)
     sent = privacy.protected(upload(moved), received(), options)
     noise = sent["w.a"].double() - 3.0
-    want = 0.2 * privacy.noise_for(8.0, 1e-5)
+    want = 0.2 * noise_for(8.0, 1e-5)
     # six deviations of such an estimate are 2 %
     assert float(noise.std()) == pytest.approx(want, rel=0.03)
     assert abs(float(noise.mean())) < 6 * want / 200

@@ -129,7 +129,8 @@ def test_v9_losses(method, expected):
     batch = points((0.0, 0.0))._replace(scope=ALL[None])
     state = {"past.w.z": TEACHER[0], "past.seen": ALL}
     broadcast = {"w.z": doubles(0, 0, 0)}
-    close(method.loss(state, broadcast, batch, CONTEXT)(STUDENT), expected)
+    taught = method.taught(state, broadcast, batch.x)
+    close(method.loss(state, STUDENT, batch, CONTEXT, *taught), expected)
 
 
 def test_distillation_sees_the_scope_and_the_real_samples():

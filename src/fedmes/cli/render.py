@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmes.common.text import printable, three
-from fedmes.results import metrics
+from fedmes.results import metrics, privacy_account
 from fedmes.results.run_dir import Result
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def _footer(result: Result) -> list[Text]:
         share = f"{result.left_out} of {len(result.rounds)} updates"
         lines.append(f"left out: {share} ({said}); rounds.csv says whose")
     lines += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
+    lines += privacy_account.words(result.privacy)
     lines += _notes(result.further_notes)
     if result.directory is not None:
         lines.append(f"result: {result.directory}")

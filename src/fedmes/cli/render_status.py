@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedmes.common.text import printable, three
+from fedmes.common.text import epsilons, printable, three
 from fedmes.results.status import Site, Status, ago
 
 LINES = 5  # of the log
@@ -47,8 +47,13 @@ def runs(folder: Path, found: Mapping[Path, Status]) -> RenderableType:
 
 
 def _sites(sites: list[Site]) -> Table:
-    table = _table("site", "last seen", "task", "samples", "accuracy", "refusals", "left out")
+    columns = ["site", "last seen", "task", "samples", "accuracy", "refusals"]
+    private = any(site.epsilon for site in sites)
+    if private:
+        columns.append("epsilon")
+    table = _table(*columns, "left out")
     for site in sites:
+        account = [epsilons(site.epsilon)] * private
         table.add_row(
             Text(printable(site.name)),
             ago(site.last_seen),
@@ -56,6 +61,7 @@ def _sites(sites: list[Site]) -> Table:
             _number(site.samples),
             three(site.accuracy),
             str(site.refusals),
+            *account,
             Text(printable(site.left_out)),
         )
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -86,3 +86,8 @@ def one_line(error: Exception) -> str:
     if len(text) > 200:
         return text[:200] + " ..."
     return text
+
+
+def epsilons(by_kind: Mapping[str, float]) -> str:
+    """What training has revealed: `1.23 (sample), 4.56 (site)`."""
+    return ", ".join(f"{epsilon:.3g} ({kind})" for kind, epsilon in by_kind.items())

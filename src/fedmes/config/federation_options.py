@@ -190,7 +190,7 @@ class FederationOptions(Section):
 
 
 class Privacy(Section):
-    """What a client adds to its updates before they are sent (engine flower)."""
+    """What hides a client's samples and updates ([privacy.md](privacy.md))."""
 
     role: ClassVar[Role] = "federation"
 
@@ -205,14 +205,42 @@ class Privacy(Section):
         "local differential privacy per round: noise is added to the clipped update",
         unset="none",
     )
-    delta: Annotated[float, Field(gt=0, lt=1)] = option(
-        1e-5, "second parameter of local differential privacy"
+    sample_clip: AboveZero | None = option(
+        None,
+        "maximum norm of one sample's gradient: DP-SGD, in every engine "
+        "([what it protects](privacy.md))",
+        unset="none",
     )
+    noise_multiplier: NotNegative = option(
+        0.0,
+        "DP-SGD: standard deviation of the noise on a sum of gradients, in units of "
+        "`privacy.sample_clip`. 0: gradients are clipped, and nothing is hidden.",
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = option(
+        1e-5, "second parameter of differential privacy"
+    )
+    budget: AboveZero | None = option(
+        None,
+        "maximum epsilon of all rounds and tasks together. Training ends before it is exceeded.",
+        unset="none",
+    )
+
+    @property
+    def promises(self) -> list[str]:
+        """What a run keeps account of: samples, the updates of sites, or nothing."""
+        kept = {"sample": self.noise_multiplier > 0, "site": self.epsilon is not None}
+        return [kind for kind, noise in kept.items() if noise]
 
     @model_validator(mode="after")
     def _bounded(self) -> Privacy:
         if self.epsilon is not None and self.clip is None:
             raise ValueError("epsilon needs clip, which bounds what noise must hide")
+        if self.noise_multiplier and self.sample_clip is None:
+            raise ValueError(
+                "noise_multiplier needs sample_clip, which bounds what noise must hide"
+            )
+        if self.budget is not None and not self.promises:
+            raise ValueError("budget needs noise: noise_multiplier, or clip and epsilon")
         return self
 
 

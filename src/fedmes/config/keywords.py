@@ -235,11 +235,14 @@ class FederationKeys(TypedDict, total=False):
 
 
 class PrivacyKeys(TypedDict, total=False):
-    """What a client adds to its updates before they are sent (engine flower)."""
+    """What hides a client's samples and updates ([privacy.md](privacy.md))."""
 
     clip: float | None
     epsilon: float | None
+    sample_clip: float | None
+    noise_multiplier: float
     delta: float
+    budget: float | None
 
 
 class OutputKeys(TypedDict, total=False):

@@ -23,6 +23,9 @@ class RoundRow:
     down_bytes: int
     seconds: float
     reason: str = ""  # why the server rejected the update
+    # what the client's training has revealed since its first round, by what is protected
+    # (engines/ledger.py)
+    epsilon: dict[str, float] = field(default_factory=dict)
 
     @property
     def left_out(self) -> bool:
@@ -62,6 +65,10 @@ class Engine(Protocol):
     @property
     def sites(self) -> Sequence[Site]:
         """All sites that are known of, with what the server knows of them; in one process, none."""
+
+    @property
+    def spent(self) -> str:
+        """Why clients do not train any more: their privacy budgets; empty: they do."""
 
     def round(self, g: int) -> list[RoundRow]:
         """Train global round g of all seeds and average."""

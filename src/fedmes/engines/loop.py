@@ -164,6 +164,7 @@ class LoopEngine:
     """Trains and evaluates one client after the other."""
 
     sites: tuple[Site, ...] = ()
+    spent = ""  # experiment/accounts.py knows
 
     def __init__(
         self,

@@ -155,5 +155,8 @@ class Journal(logging.Handler):
             finished = by_task[~np.isnan(by_task)]
             if len(finished):
                 accuracy = float(finished[-1])
-        known = {"task": self.tasks.get(site.client), "accuracy": accuracy}
+        epsilon = {}
+        for kind, table in self.recorder.epsilon.items():
+            epsilon[kind] = float(table[:, site.client].max())
+        known = {"task": self.tasks.get(site.client), "accuracy": accuracy, "epsilon": epsilon}
         return site.model_copy(update=known)

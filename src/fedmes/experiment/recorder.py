@@ -33,6 +33,8 @@ class Standing:
     accuracy: float | None
     # of the run, or of the task where nobody knows how many rounds come
     seconds_left: float | None = None
+    # the most that any client has revealed so far, by what is protected (engines/ledger.py)
+    epsilon: dict[str, float] = field(default_factory=dict)
     line: str = ""  # the round in words: who took part, who did not and why, accuracy, time left
 
     def numbers(self) -> dict[str, Any]:
@@ -104,6 +106,8 @@ class Recorder:
         self.undefined: list[tuple[int, int, int]] = []
         self.seconds = {"train": 0.0, "eval": 0.0, "compile": 0.0, "total": 0.0}
         self.own_metrics: list[dict[str, float]] = []
+        # what training has revealed so far, by what is protected: [seed, client]
+        self.epsilon: dict[str, np.ndarray] = {}
         self.stopped = ""  # where and why a listener ended it
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
@@ -143,6 +147,8 @@ class Recorder:
         for s, k, _ in (*places, *self.undefined):
             if not (0 <= s < self.shape[0] and 0 <= k < self.shape[1]):
                 raise ValueError("a round of a client that there is not")
+        for row in self.rows:
+            self._note_epsilon(row)
         self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
         self.slowest_bytes = int(about["slowest_bytes"])
         # Old checkpoints do not say; all clients are then taken to be in the same round at the same
@@ -167,6 +173,8 @@ class Recorder:
         self._warn_of_rejected(rows)
         self.rows += rows
         self.latest = rows
+        for row in rows:
+            self._note_epsilon(row)
         # Clients and links work in parallel, so a round takes as long as its slowest client.
         traffic = [row.up_bytes + row.down_bytes for row in rows if row.seed == 0]
         self.slowest_bytes += max(traffic, default=0)
@@ -237,10 +245,13 @@ class Recorder:
         if now.kept:
             self.own_metrics.append({"round": now.rounds_done, **now.kept})
         if now.stops and now.rounds_done != now.rounds_total:
-            rounds = f"{now.rounds_done} of {now.rounds_total or 'any number'}"
-            self.stopped = f"stopped early after round {rounds}: {now.stops[0]}"
-            for name in ("acc", "acc_masked"):  # also before the first task is finished
-                self.accuracy.setdefault(name, np.full(self.shape, np.nan))
+            self.stop(now.rounds_done, now.rounds_total, now.stops[0])
+
+    def stop(self, done: int, total: int | None, reason: str) -> None:
+        """End before all rounds are done."""
+        self.stopped = f"stopped early after round {done} of {total or 'any number'}: {reason}"
+        for name in ("acc", "acc_masked"):  # also before the first task is finished
+            self.accuracy.setdefault(name, np.full(self.shape, np.nan))
 
     def learned(self, seed: int, client: int) -> int:
         """The last task with a score; -1: none."""
@@ -268,6 +279,7 @@ class Recorder:
             accuracy=accuracy,
             rows=list(map(self._csv, self.latest)),
             scores=tables,
+            epsilon={kind: float(table.max()) for kind, table in self.epsilon.items()},
         )
 
     def rows_from(self, start: int) -> list[dict[str, Any]]:
@@ -311,7 +323,21 @@ class Recorder:
             made_from=dict(origin.made_from),
             own_metrics=self.own_metrics,
             stopped=self.stopped,
+            privacy=self.privacy(),
         )
+
+    def _note_epsilon(self, row: RoundRow) -> None:
+        for kind, epsilon in row.epsilon.items():
+            table = self.epsilon.setdefault(kind, np.zeros(self.shape[:2]))
+            table[row.seed, row.client] = epsilon
+
+    def privacy(self) -> dict[str, Any]:
+        """The account of the whole run; empty without noise."""
+        if not self.epsilon:
+            return {}
+        options = self.config.privacy
+        tables = {kind: table.tolist() for kind, table in self.epsilon.items()}
+        return {"delta": options.delta, "budget": options.budget, "epsilon": tables}
 
     def _communication_seconds(self) -> float:
         """Downloads and uploads follow each other, and so do rounds."""
@@ -340,6 +366,7 @@ class Recorder:
             "seconds": round(row.seconds, 6),
             "left_out": int(row.left_out),
             "reason": row.reason,
+            **{f"epsilon_{kind}": epsilon for kind, epsilon in row.epsilon.items()},
         }
 
 

@@ -17,9 +17,10 @@ from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines import robust
 from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
-from fedmes.methods import METHODS
+from fedmes.methods import METHODS, dp_sgd
 from fedmes.methods.base import Method
 from fedmes.models import networks
 from fedmes.models.adapters import is_adapted
@@ -86,6 +87,9 @@ def resolve(
     compute = {"bf16": torch.bfloat16}.get(config.engine.precision)
     net = nets[0].to(device, dtype_of(config), compute)
     method = build_method(make_method, net, config)
+    dp_sgd.check(method)
+    privacy.check(config.privacy)
+    _warn_of_unused_noise(config)
     decided = _method_options(config, method)
     _warn_of_unused(config, method)
     _warn_of_unused_rank(config, net.parts.module)
@@ -169,9 +173,11 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
 
 def _policy(config: Config, method: Method) -> str:
     """Which samples a memory keeps. A FIFO must know how many tasks will come; real sites do
-    not."""
+    not. To balance classes is to look at labels, which noise on gradients does not hide."""
     if config.memory.policy is not None:
         return config.memory.policy
+    if method.policy == "balanced" and config.privacy.sample_clip is not None:
+        return "ring"
     unknown = config.federation.sites and config.memory.per_task is None
     if method.policy == "fifo" and unknown:
         return "ring"
@@ -233,6 +239,15 @@ def _warn_of_unused_rank(config: Config, module: nn.Module) -> None:
     train = config.model.train or "head"
     text = f"model.rank: model.train={train} has no adapters, so {rank} changes nothing"
     warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _warn_of_unused_noise(config: Config) -> None:
+    engine = config.engine.name
+    if config.privacy.clip is not None and engine != "flower":
+        text = (
+            f"privacy.clip: with engine {engine} no update leaves the process, so none is clipped"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def first_net(config: Config, facts: DataFacts, make: Make) -> Net:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmes.common.text import duration, listed, printable
+from fedmes.common.text import duration, epsilons, listed, printable
 from fedmes.config.options import Config
 from fedmes.engines.base import Score
 from fedmes.experiment.recorder import Progress
@@ -29,6 +29,8 @@ def round_line(
         parts = [*_sites(now, names), *_missing(now, sites)]
     if now.accuracy is not None:
         parts.append(f"accuracy so far {now.accuracy:.3f}{_of_sites(names, scores)}")
+    if now.epsilon:
+        parts.append(f"epsilon {epsilons(now.epsilon)}")
     if now.seconds_left:
         left = "left"
         if now.rounds_total is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
+from fedmes.experiment.accounts import Accounts
 from fedmes.experiment.features import not_stored
 from fedmes.experiment.journal import keeping
 from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse, stale
@@ -195,6 +197,9 @@ def _train_and_write(
     """All of a run's results, in the training's directory; those of further protocols next to
     `directory`."""
     place = training.directory
+    if prepared.config.engine.name != "flower":  # sites keep their own
+        accounts = Accounts(prepared.method, prepared.federations)
+        training = replace(training, accounts=accounts)
     recorder = train(engine, training)
     if not recorder.accuracy:  # as of sites that never answer
         raise UserError("; ".join(["no client has finished a task in this run", *engine.notes]))

@@ -16,6 +16,7 @@ from fedmes.engines.base import Engine
 from fedmes.engines.devices import numerics
 from fedmes.errors import Stopped, UserError
 from fedmes.experiment import trackers
+from fedmes.experiment.accounts import Accounts
 from fedmes.experiment.journal import Journal
 from fedmes.experiment.recorder import Listener, Recorder
 from fedmes.results import checkpoint, run_dir
@@ -73,6 +74,7 @@ class Training:
     protocols: Iterable[str] = ()  # names of further evaluation protocols
     made_from: Mapping[str, str | None] = field(default_factory=dict)
     more: Callable[[], bool] = lambda: True  # is there anything to do in another round?
+    accounts: Accounts | None = None  # of privacy; sites keep their own
 
     def about(self) -> dict[str, Any]:
         """What every checkpoint of this training says."""
@@ -105,8 +107,14 @@ def _rounds(engine: Engine, training: Training, listeners: Sequence[Listener]) -
     before = dict(seconds)
     g = done
     while g != training.total and training.more():
+        if spent := _spent(engine, training, g):
+            recorder.stop(g, training.total, spent)
+            saver.save(g)
+            return recorder
         start = time.perf_counter()
         rows = engine.round(g)
+        if training.accounts is not None:
+            rows = training.accounts.entered(g, rows)
         middle = time.perf_counter()
         scores = engine.evaluate(g)
         end = time.perf_counter()
@@ -133,6 +141,16 @@ def _rounds(engine: Engine, training: Training, listeners: Sequence[Listener]) -
     if keeps_state(config) and saver.schedule.rounds_saved < g:
         saver.save(g)
     return recorder
+
+
+def _spent(engine: Engine, training: Training, g: int) -> str:
+    """Why round g would be more than the privacy budget allows."""
+    spent = engine.spent
+    if not spent and training.accounts is not None:
+        spent = training.accounts.exceeded_by(g)
+    if spent and not g:
+        raise UserError(f"{spent}; there would not be a single round")
+    return spent
 
 
 def keeps_state(config: Config) -> bool:

@@ -28,6 +28,7 @@ from fedmes.tensors import Tensors
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
+    from fedmes.methods.dp_sgd import DPSGD
 
 
 class Batch(NamedTuple):
@@ -97,6 +98,10 @@ class Method:
     average: ClassVar[str] = "samples"
     # options for all methods that this one ignores
     unused: ClassVar[tuple[str, ...]] = ()
+    # how many gradients of a sample of the batch and of one of the memory a step takes, all of them
+    # by `FedAvg.mean_gradient`; None: it uses samples in other ways (privacy.sample_clip)
+    sample_gradients: ClassVar[tuple[int, int] | None] = None
+    dp_sgd: DPSGD | None = None  # clips and noises these gradients, if asked to
     # (state, broadcast, batch) -> sums over the round's samples, added up in chunks before
     # `begin_round`; None: no such pass
     measure: Callable[[Tensors, Tensors, Batch], Tensors] | None = None

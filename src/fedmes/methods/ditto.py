@@ -18,6 +18,7 @@ class Ditto(FedAvg):
 
     Options = DittoOptions
     average: ClassVar[str] = "uniform"
+    sample_gradients = (2, 0)
     eval_model = "personal"
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
@@ -38,7 +39,7 @@ class Ditto(FedAvg):
         received = pick(broadcast, "w")
         lam = self.options.lam
         g, _ = self.gradient(pick(state, "w"), batch, ctx.key)
-        own, loss = self.gradient(v, batch, ctx.key)
+        own, loss = self.second_gradient(v, batch, ctx.key, ctx.key)
         direction = {name: own[name] + lam * (v[name] - received[name]) for name in v}
         v, vopt = self.optimizer.step(v, direction, pick(state, "vopt"), ctx.lr)
         # the reported loss is v's

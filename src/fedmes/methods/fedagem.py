@@ -18,6 +18,7 @@ class FedAGEM(FedAvg):
     """
 
     store = "memory"
+    sample_gradients = (1, 1)
 
     def start(self, params: Tensors) -> Tensors:
         begun = super().start(params)

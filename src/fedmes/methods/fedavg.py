@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.methods.base import Batch, ClientContext, Method
+from fedmes.methods.dp_sgd import DPSGD, FIRST, SECOND, Loss
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.methods.optimizers import OPTIMIZERS
 from fedmes.models.dropout import DROPOUT_OFF
@@ -29,11 +30,14 @@ class FedAvg(Method):
 
     aggregation: ClassVar[str] = "mean"
     eval_model: str = "global"  # the model that predicts; eval.model overrides it
+    sample_gradients: ClassVar[tuple[int, int] | None] = (1, 0)
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.optimizer = OPTIMIZERS[config.optim.name]()
         self.eval_model = config.eval.model or self.eval_model
+        if config.privacy.sample_clip is not None:
+            self.dp_sgd = DPSGD(net, config.privacy)
 
     def server(self, params: Tensors) -> Tensors:
         return put("w", params)
@@ -63,22 +67,55 @@ class FedAvg(Method):
         # what the server does not send stays the client's own
         return self.start(pick(state, "w") | pick(broadcast, "w"))
 
-    def gradient(self, params: Tensors, batch: Batch, key: Tensor | None) -> tuple[Tensors, Tensor]:
-        """Gradient and value of the mean cross-entropy; with a key, dropout is on."""
+    def gradient(
+        self, params: Tensors, batch: Batch, key: Tensor | None, noise: Tensor | None = None
+    ) -> tuple[Tensors, Tensor]:
+        """Gradient and value of the mean cross-entropy; with a key, dropout is on. `noise`: as for
+        `mean_gradient`."""
 
-        def loss(params: Tensors) -> Tensor:
+        def loss(params: Tensors, batch: Batch, key: Tensor | None) -> Tensor:
             logits = self.net.logits(params, batch.x, key)
             return cross_entropy(logits, batch.y, batch.mask, batch.scope)
 
-        return self.net.gradient(loss, params)
+        return self.mean_gradient(loss, params, batch, key, noise)
+
+    def mean_gradient(
+        self,
+        loss: Loss,
+        params: Tensors,
+        batch: Batch,
+        key: Tensor | None,
+        noise: Tensor | None = None,
+        beside: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensors, Tensor]:
+        """Gradient and value of loss(params, batch, key, *beside), a mean over the batch's samples.
+
+        With `privacy.sample_clip` it is made of clipped gradients of single samples. `noise`: the
+        key of the noise on it, another one for each gradient of a step, and by default made of
+        `key`; `beside`: what else the loss needs for each sample.
+        """
+        if self.dp_sgd is None:
+            return self.net.gradient(lambda w: loss(w, batch, key, *beside), params)
+        if noise is None:
+            assert key is not None
+            noise = key + FIRST
+        return self.dp_sgd.gradient(loss, params, (*batch, *beside), key, noise)
+
+    def second_gradient(
+        self, params: Tensors, batch: Batch, key: Tensor | None, step: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        """Another gradient in the same step, whose key is `step`, under noise of its own."""
+        if self.dp_sgd is None:
+            return self.gradient(params, batch, key)
+        return self.gradient(params, batch, key, noise=step + SECOND)
 
     def two_gradients(
         self, params: Tensors, batch: Batch, mem: Batch, key: Tensor
     ) -> tuple[Tensors, Tensors, Tensor]:
         """The gradients of a batch and of a memory batch (dropout off), and the batch's loss."""
-        if not self.net.mapped or batch.x.shape != mem.x.shape:
+        if self.dp_sgd or not self.net.mapped or batch.x.shape != mem.x.shape:
             g, loss = self.gradient(params, batch, key)
-            gm, _ = self.gradient(params, mem, None)
+            gm, _ = self.second_gradient(params, mem, None, key)
             return g, gm, loss
         # Stacked: the weights are read once for both.
         both = Batch(*map(torch.stack, zip(batch, mem, strict=True)))

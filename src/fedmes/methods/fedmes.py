@@ -34,6 +34,7 @@ class FedMeS(Voting):
 
     Options = FedmesOptions
     store = "memory"
+    sample_gradients = (1, 1)
     average: ClassVar[str] = "uniform"
     eval_model = "personal"
 

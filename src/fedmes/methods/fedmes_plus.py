@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from fedmes.config.method_options import FedmesplusOptions
 from fedmes.methods.base import Batch, ClientContext
+from fedmes.methods.dp_sgd import SECOND
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, distillation
 from fedmes.models.augmentation import kind_for, moved
@@ -33,6 +34,7 @@ class FedMeSPlus(FedAvg):
 
     Options = FedmesplusOptions
     store = "memory"
+    sample_gradients = (1, 1)
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
     eval_model = "halfway"
@@ -65,8 +67,34 @@ class FedMeSPlus(FedAvg):
             kept = distillation(taught, now, state["past.seen"], batch.mask, TEMPERATURE)
             return learned + replayed + self.options.teach * kept
 
-        g, value = self.net.gradient(loss, pick(state, "w"))
+        w = pick(state, "w")
+        if self.dp_sgd is None:
+            g, value = self.net.gradient(loss, w)
+        else:
+            moved = batch._replace(x=x), mem._replace(x=old)
+            g, value = self.clipped_gradient(state, *moved, taught, prior, ctx.key)
         return self.descend(state, g, value, ctx)
+
+    def clipped_gradient(
+        self, state: Tensors, batch: Batch, mem: Batch, taught: Tensor, prior: Tensor, key: Tensor
+    ) -> tuple[Tensors, Tensor]:
+        """Gradient and value of the same loss, sample by sample: batch and memory have no sample in
+        common."""
+
+        def learned(w: Tensors, batch: Batch, key: Tensor, taught: Tensor) -> Tensor:
+            now = self.net.logits(w, batch.x, key)
+            learned = cross_entropy(now + prior, batch.y, batch.mask, batch.scope)
+            kept = distillation(taught, now, state["past.seen"], batch.mask, TEMPERATURE)
+            return learned + self.options.teach * kept
+
+        def replayed(w: Tensors, mem: Batch, key: None) -> Tensor:
+            before = self.net.logits(w, mem.x)
+            return cross_entropy(before + prior, mem.y, mem.mask, mem.scope)
+
+        w = pick(state, "w")
+        g, loss = self.mean_gradient(learned, w, batch, key, beside=(taught,))
+        gm, loss_of_memory = self.mean_gradient(replayed, w, mem, None, noise=key + SECOND)
+        return {name: g[name] + gm[name] for name in g}, loss + loss_of_memory
 
     def shown(self, x: Tensor, key: Tensor) -> Tensor:
         """Samples as a step sees them: images move a little each time."""

@@ -37,6 +37,7 @@ class FedStats(FedAvg):
     Options = FedstatsOptions
     aggregation = "sum"
     eval_model = "personal"
+    sample_gradients = None  # sums of features leave the client
     unused = ("optim.lr", "optim.gamma")
 
     def __init__(self, net: Net, config: Config) -> None:

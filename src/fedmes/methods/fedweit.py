@@ -151,14 +151,25 @@ class FedWeIT(FedAvg):
         # a task's head is about the task's classes
         scope = at(ctx.blocks, ctx.position).expand_as(batch.scope)
 
-        def loss(w: Tensors) -> tuple[Tensor, Tensor]:
+        batch = batch._replace(scope=scope)
+
+        def fit(w: Tensors, batch: Batch, key: Tensor) -> Tensor:
             theta = {name: self.weights(w, state, broadcast, name) for name in self.layers}
-            logits = self.net.logits(theta | pick(w, "own"), batch.x, ctx.key)
-            ce = cross_entropy(logits, batch.y, batch.mask, scope)
+            logits = self.net.logits(theta | pick(w, "own"), batch.x, key)
+            return cross_entropy(logits, batch.y, batch.mask, batch.scope)
+
+        def loss(w: Tensors) -> tuple[Tensor, Tensor]:
+            ce = fit(w, batch, ctx.key)
             return ce + self.penalty(w, state), ce
 
-        g, (_, ce) = self.net.gradient(loss, pick(state, "w"), has_aux=True)
-        return self.descend(state, g, ce, ctx)
+        w = pick(state, "w")
+        if self.dp_sgd is None:
+            g, (_, ce) = self.net.gradient(loss, w, has_aux=True)
+            return self.descend(state, g, ce, ctx)
+        # the penalty is about weights, and reveals no sample
+        g, ce = self.mean_gradient(fit, w, batch, ctx.key)
+        pull, _ = self.net.gradient(lambda w: self.penalty(w, state), w)
+        return self.descend(state, {name: g[name] + pull[name] for name in g}, ce, ctx)
 
     def weights(self, w: Tensors, state: Tensors, broadcast: Tensors, name: str) -> Tensor:
         """theta of a layer, B * s(m) + A + sum_j alpha_j KB_j."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -33,29 +32,29 @@ class FLwF(FedAvg):
     def end_task(self, state: Tensors, ctx: ClientContext) -> Tensors:
         return put("past.w", pick(state, "w")) | {"past.seen": ctx.seen}
 
+    def taught(self, state: Tensors, broadcast: Tensors, x: Tensor) -> tuple[Tensor, ...]:
+        """The teachers' logits."""
+        return (self.net.logits(pick(state, "past.w"), x),)
+
     def loss(
-        self, state: Tensors, broadcast: Tensors, batch: Batch, ctx: ClientContext
-    ) -> Callable[[Tensor], Tensor]:
-        """What a step minimises, as a function of the student's logits."""
+        self, state: Tensors, logits: Tensor, batch: Batch, ctx: ClientContext, *taught: Tensor
+    ) -> Tensor:
+        """What a step minimises, from the logits of the student and of its teachers."""
         options = self.options
-        past = self.net.logits(pick(state, "past.w"), batch.x)
-
-        def loss(logits: Tensor) -> Tensor:
-            ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)
-            kd = distillation(past, logits, state["past.seen"], batch.mask, options.temp)
-            return ce + options.alpha * kd
-
-        return loss
+        (past,) = taught
+        ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)
+        kd = distillation(past, logits, state["past.seen"], batch.mask, options.temp)
+        return ce + options.alpha * kd
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
-        loss = self.loss(state, broadcast, batch, ctx)
+        taught = self.taught(state, broadcast, batch.x)
 
-        def loss_of_weights(w: Tensors) -> Tensor:
-            return loss(self.net.logits(w, batch.x, ctx.key))
+        def loss(w: Tensors, batch: Batch, key: Tensor, *taught: Tensor) -> Tensor:
+            return self.loss(state, self.net.logits(w, batch.x, key), batch, ctx, *taught)
 
-        g, value = self.net.gradient(loss_of_weights, pick(state, "w"))
+        g, value = self.mean_gradient(loss, pick(state, "w"), batch, ctx.key, beside=taught)
         return self.descend(state, g, value, ctx)
 
 
@@ -64,20 +63,18 @@ class FLwF2T(FLwF):
 
     Options = Flwf2tOptions
 
+    def taught(self, state: Tensors, broadcast: Tensors, x: Tensor) -> tuple[Tensor, ...]:
+        return (*super().taught(state, broadcast, x), self.net.logits(pick(broadcast, "w"), x))
+
     def loss(
-        self, state: Tensors, broadcast: Tensors, batch: Batch, ctx: ClientContext
-    ) -> Callable[[Tensor], Tensor]:
+        self, state: Tensors, logits: Tensor, batch: Batch, ctx: ClientContext, *taught: Tensor
+    ) -> Tensor:
         """In the first task the past's term is zero; the weights of the other two stay."""
         alpha = self.options.alpha
         beta = self.options.beta
         temp = self.options.temp
-        past = self.net.logits(pick(state, "past.w"), batch.x)
-        server = self.net.logits(pick(broadcast, "w"), batch.x)
-
-        def loss(logits: Tensor) -> Tensor:
-            ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)
-            kd_past = distillation(past, logits, state["past.seen"], batch.mask, temp)
-            kd_server = distillation(server, logits, ctx.seen, batch.mask, temp)
-            return alpha * ce + beta * kd_past + (1 - alpha - beta) * kd_server
-
-        return loss
+        past, server = taught
+        ce = cross_entropy(logits, batch.y, batch.mask, batch.scope)
+        kd_past = distillation(past, logits, state["past.seen"], batch.mask, temp)
+        kd_server = distillation(server, logits, ctx.seen, batch.mask, temp)
+        return alpha * ce + beta * kd_past + (1 - alpha - beta) * kd_server

@@ -50,6 +50,7 @@ class LocalER(Local):
     ("On Tiny Episodic Memories in Continual Learning", Chaudhry et al., 2019)."""
 
     store = "memory"
+    sample_gradients = (1, 1)
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext

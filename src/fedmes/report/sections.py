@@ -15,6 +15,7 @@ from fedmes.report import curves, rerun
 from fedmes.report.collect import Group, count
 from fedmes.report.result_table import LOWER_IS_BETTER, Row, best
 from fedmes.report.verdict import Verdict, facts
+from fedmes.results import privacy_account
 from fedmes.results.labels import SCORES, shown_numbers
 from fedmes.results.run_dir import Result
 
@@ -254,6 +255,7 @@ def _notes(result: Result, left_out: int) -> list[str]:
     if left_out:
         found.append(f"{count(left_out, 'update')} not finite, kept out of the average")
     found += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
+    found += privacy_account.words(result.privacy)
     found += result.further_notes[:3]
     more = len(result.further_notes) - 3
     if more > 0:

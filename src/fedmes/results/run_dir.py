@@ -68,6 +68,8 @@ class Result:
     # with eval.forward, [seed, client, i] before task i was learned: "acc_before", "acc_initial"
     # (of the initial model) and so on for each of `accuracy`
     ahead: dict[str, Floats] = field(default_factory=dict)
+    # where noise was added: delta, budget, and epsilon by what is protected, [seed][client]
+    privacy: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.left_out < 0:
@@ -139,6 +141,8 @@ class Result:
         }
         if (nolip := self.metrics_nolip) is not None:
             content["metrics_nolip"] = nolip
+        if self.privacy:
+            content["privacy"] = self.privacy
         return content | {
             "by_task": self.by_task,
             "communication": self.communication,
@@ -187,6 +191,7 @@ def load(directory: Path) -> Result:
             stopped=str(content.get("stopped", "")),
             predictions=predicted.read(directory),
             ahead=ahead,
+            privacy=dict(content.get("privacy", {})),
         )
     except UserError:
         raise

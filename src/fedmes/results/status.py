@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedmes import config as configuration
-from fedmes.common.text import duration
+from fedmes.common.text import duration, epsilons
 from fedmes.config.options import Config
 from fedmes.errors import UserError
 from fedmes.results import run_dir
@@ -41,6 +41,8 @@ class Site(_Content):
     samples: int | None = None  # training samples that it has, by its own account
     task: int | None = None  # the last one that it has trained, from 1
     accuracy: float | None = None  # over its tasks so far, task-oblivious, after the last finished
+    # what its training has revealed so far, by what is protected (engines/ledger.py)
+    epsilon: dict[str, float] = {}
     left_out: str = ""  # why it does not take part at present
     refusals: int = 0  # rounds without an answer or update of it that counted
 
@@ -71,6 +73,7 @@ class Status(_Content):
     rounds: int
     accuracy: float | None = None  # over the tasks so far, task-oblivious
     seconds_left: float | None = None  # of the run, or of the task where nobody knows how many come
+    epsilon: dict[str, float] = {}  # the most that any client has revealed, by what is protected
     sites: list[Site] = []
     log: list[LogLine] = []  # the last lines
 
@@ -92,6 +95,8 @@ class Status(_Content):
             parts += [f"task {self.task}/{self.tasks}", f"round {self.round}/{self.rounds}"]
         if self.accuracy is not None:
             parts.append(f"accuracy so far {self.accuracy:.3f}")
+        if self.epsilon:
+            parts.append(f"epsilon {epsilons(self.epsilon)}")
         if self.left:
             parts.append(self.left)
         return ", ".join(parts)

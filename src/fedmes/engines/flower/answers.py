@@ -41,6 +41,7 @@ def _share(value: float) -> float:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
+Protected = Annotated[str, Field(pattern="^(sample|site)$")]
 Name = Annotated[str, Field(max_length=100), AfterValidator(_name)]
 Number = Annotated[float, Field(allow_inf_nan=True)]  # what has diverged is reported as it is
 # NaN: of a task never met
@@ -79,6 +80,8 @@ class Work(Form):
     samples: Count
     report: dict[str, Number]
     seconds: Annotated[float, Field(ge=0)]
+    # what the site's training has revealed so far, by its own account
+    epsilon: dict[Protected, Annotated[float, Field(ge=0)]] = {}
 
 
 class Trained(Facts):
@@ -87,6 +90,7 @@ class Trained(Facts):
     waiting: bool
     ended: bool
     work: Work | None = None  # None: there was nothing to do
+    spent: bool = False  # does its privacy budget not allow another round?
 
 
 class Scored(Facts):

@@ -25,7 +25,7 @@ from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
-from fedmes.engines.flower import identity, messages, privacy
+from fedmes.engines.flower import identity, messages
 from fedmes.engines.flower.answers import Hello, Limits, Refusal, Scored, Trained, unreadable
 from fedmes.engines.flower.exchange import POLL, Exchange, Good
 from fedmes.engines.flower.roster import Roster, log
@@ -70,7 +70,6 @@ class FlowerEngine(Roster):
         self.expected = method.upload(client, ctx)  # names and shapes of an upload
         reported = method.report(client, self.servers[0])
         self.limits = Limits(config.clients, config.tasks, config.rounds, frozenset(reported))
-        privacy.check(config.privacy)
         received, _ = method.sent_down(self.servers[0])
         if config.privacy.clip is not None and list(self.expected) != list(received):
             raise UserError(
@@ -275,6 +274,8 @@ class FlowerEngine(Roster):
             self.waiting |= facts.waiting
             if facts.ended:
                 self.ended.append((s, k))
+            if facts.spent:
+                self.spenders.add(k)
             work = facts.work
             if work is None:
                 continue  # it had nothing to do
@@ -285,7 +286,17 @@ class FlowerEngine(Roster):
             except ValueError:
                 unreadable[k] = self.absent[k] = MISFIT
             done.append(
-                RoundRow(s, k, work.position, work.index, work.report, sent, size[k], work.seconds)
+                RoundRow(
+                    s,
+                    k,
+                    work.position,
+                    work.index,
+                    work.report,
+                    sent,
+                    size[k],
+                    work.seconds,
+                    epsilon=work.epsilon,
+                )
             )
             self.owed[s, k] = 0
         before = self.servers[s]
@@ -300,7 +311,7 @@ class FlowerEngine(Roster):
 
     def _chosen(self, g: int) -> list[int]:
         """A fraction of the sites; all in a simulation, where the schedule decides on them."""
-        here = sorted(self.nodes)
+        here = sorted(self.nodes.keys() - self.spenders)
         if not self.config.federation.sites:
             return here
         count = -(-len(here) * self.config.server.fraction // 1)

@@ -1,7 +1,4 @@
-"""Differential privacy of updates: clipping, and the Gaussian mechanism with exact calibration.
-
-Balle and Wang, Improving the Gaussian mechanism for differential privacy, 2018.
-"""
+"""Differential privacy of updates: clipping and noise."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmes.common.gaussian_mechanism import noise_for
 from fedmes.config.federation_options import Privacy
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors, map_entries
@@ -22,40 +20,14 @@ DELTAS = (1e-12, 0.01)
 
 def check(options: Privacy) -> None:
     """Refuse options that make no sense."""
-    if options.epsilon is None:
+    if not options.promises:
         return
     for name, value, (least, most) in (
         ("epsilon", options.epsilon, EPSILONS),
         ("delta", options.delta, DELTAS),
     ):
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise UserError(f"privacy.{name}: {value:g} is not between {least:g} and {most:g}")
-
-
-def delta_of(epsilon: float, shift: float) -> float:
-    """The least delta for which a value plus standard normal noise is (epsilon, delta)-private.
-
-    `shift`: the sensitivity, by how much the value may change.
-    """
-    middle = shift / 2
-    tilt = epsilon / shift
-    return _below(middle - tilt) - math.exp(epsilon) * _below(-middle - tilt)
-
-
-def noise_for(epsilon: float, delta: float) -> float:
-    """The least standard deviation for (epsilon, delta)-privacy of a value of sensitivity 1."""
-    low = 1.0
-    high = 1.0
-    while delta_of(epsilon, 1 / high) > delta:
-        high *= 2
-    while delta_of(epsilon, 1 / low) <= delta:
-        low /= 2
-    while low < (middle := (low + high) / 2) < high:
-        if delta_of(epsilon, 1 / middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high  # of the two neighbours the one that keeps the promise
 
 
 def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
@@ -85,8 +57,3 @@ def protected(upload: Tensors, received: Tensors, options: Privacy) -> Tensors:
             noise = torch.from_numpy(draw.normal(0.0, deviation, tuple(t.shape))).to(t.device)
         sent[name] = (received[name] + scale * t + noise).to(upload[name].dtype)
     return sent
-
-
-def _below(x: float) -> float:
-    """The probability that a standard normal number is below x."""
-    return math.erfc(-x / math.sqrt(2)) / 2

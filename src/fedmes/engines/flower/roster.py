@@ -33,9 +33,18 @@ class Roster:
         self.rivals: dict[int, int] = {}  # node -> the one that has the name which it wants
         # node -> its name, and its classes that nobody listed
         self.proposed: dict[int, tuple[str, list[str]]] = {}
+        self.spenders: set[int] = set()  # clients whose privacy budget allows no further round
         self.absent: dict[int, str] = {}  # client -> why its last answer did not count
         self.failures: Counter[str] = Counter()
         self.refusals: Counter[int] = Counter()  # client -> answers of it that did not count
+
+    @property
+    def spent(self) -> str:
+        """A simulation ends with the first privacy budget; real sites go on without each other."""
+        real = bool(self.config.federation.sites)
+        if not self.spenders or (real and self.nodes.keys() - self.spenders):
+            return ""
+        return f"privacy.budget: {self.config.privacy.budget:g}, and another round would exceed it"
 
     @property
     def notes(self) -> list[str]:
@@ -48,7 +57,8 @@ class Roster:
         """The sites that are excluded at present, with the reasons."""
         here = {self._expected()[k] for k in self.nodes}
         never = {name: NEVER_THERE for name in self.members if name not in here}
-        absent = {self.names[k]: reason for k, reason in self.absent.items()}
+        absent = {self.names[k]: "its privacy budget is spent" for k in self.spenders}
+        absent |= {self.names[k]: reason for k, reason in self.absent.items()}
         return never | dict(self.refused.values()) | absent
 
     @property

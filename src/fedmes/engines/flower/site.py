@@ -19,6 +19,7 @@ import torch
 from fedmes.engines.client_data import ClientData
 from fedmes.engines.flower.answers import Facts, Hello, Scored, Trained, Work
 from fedmes.engines.flower.privacy import protected
+from fedmes.engines.ledger import Ledger, update_cost
 from fedmes.engines.loop import (
     accuracy_ahead,
     client_predictor,
@@ -30,6 +31,7 @@ from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import tampered
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
+from fedmes.methods.dp_sgd import unpredictable_noise
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, grown, map_entries, pick, put
@@ -73,6 +75,9 @@ class SiteClient:
         self.about = {"round": -1, "begun": -1, "ended": -1, "version": -1, "attended": 0}
         # the last upload, where noise was added to it: a second draw would reveal more
         self.noisy: Tensors = {}
+        self.ledger = Ledger(method, site.plan, sends=True)
+        if method.dp_sgd is not None and not scheduled:  # a simulation can be repeated
+            method.dp_sgd.draw = unpredictable_noise
         self.saves = 0
         self.received = False
         self._restore()
@@ -91,6 +96,9 @@ class SiteClient:
             self.noisy = pick(tensors, "noisy")
             self.about = {name: int(stored[name]) for name in self.about}
             self.saves = int(stored["saves"])
+            # before there was an account, every round was noised if any was
+            self.ledger.site = self.about["attended"] * update_cost(self.method.config.privacy)
+            self.ledger.restore(pick(tensors, "ledger"))
         except KeyError as error:
             raise UserError(
                 f"{self.directory}: its state is of another method or model ({error} is missing)"
@@ -139,6 +147,8 @@ class SiteClient:
             ended = plan.ends(now) == self.about["begun"]
             return Answer(Trained(waiting=waiting, ended=ended, **self._sender()))
         start = time.perf_counter()
+        if not again and (spent := self.ledger.exceeded_by(work)):
+            raise UserError(spent)
         if not again:
             self._learn(g, work, broadcast)
         upload = self._upload(work, broadcast)
@@ -150,9 +160,13 @@ class SiteClient:
             samples=len(work.samples),
             report=map_entries(float, reported),
             seconds=time.perf_counter() - start,
+            epsilon=self.ledger.epsilon(),
         )
+        another = self.ledger.exceeded_by(plan.round(now + 1))
         ended = plan.ends(now) is not None
-        facts = Trained(waiting=waiting, ended=ended, work=about, **self._sender())
+        facts = Trained(
+            waiting=waiting, ended=ended, work=about, spent=bool(another), **self._sender()
+        )
         if work.factor != 1:
             upload = tampered(self.method, upload, broadcast, work.factor)
         return Answer(facts, upload)
@@ -167,6 +181,7 @@ class SiteClient:
             state = state | self._end_task()
         work = replace(work, first=first)
         self.state = tidy(client_round(self.method, state, broadcast, work, self.site))
+        self.ledger.train(work)
         self.about["round"] = g
         self.about["attended"] += 1
         self.about["begun"] = work.position
@@ -209,6 +224,7 @@ class SiteClient:
         upload = protected(upload, broadcast, options)
         if options.epsilon is not None:
             self.noisy = upload
+            self.ledger.send()
         return upload
 
     def _end_task(self) -> Tensors:
@@ -226,4 +242,6 @@ class SiteClient:
         self.saves += 1
         self.received = False
         tensors = put("client", self.state) | put("kept", self.kept) | put("noisy", self.noisy)
+        if self.ledger.promises:
+            tensors |= put("ledger", self.ledger.save())
         checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})

@@ -53,6 +53,7 @@ class StackedEngine:
     """Trains and evaluates the clients of all seeds together, on one device."""
 
     sites: tuple[Site, ...] = ()
+    spent = ""  # experiment/accounts.py knows
 
     def __init__(
         self,
