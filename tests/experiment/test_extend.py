@@ -278,7 +278,7 @@ def test_a_run_that_keeps_no_state(options, parts, tmp_path):
 def test_one_private_state_is_kept(parts, tmp_path):
     run(parts[0], tmp_path / "short", checkpoint={"every": "round"})
     folder = tmp_path / "short/checkpoint"
-    names = {f"round-000004.{kind}" for kind in ("safetensors", "json", "sha256")}
+    names = {f"round-000004.{kind}" for kind in ("safetensors", "json", "sha256")} | {"rows.jsonl"}
     assert {path.name for path in folder.iterdir()} == names
     assert {oct(path.stat().st_mode)[-3:] for path in folder.iterdir()} == {"600"}
     assert checkpoint.latest(tmp_path / "short")[1]["rounds_done"] == 4

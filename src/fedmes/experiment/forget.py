@@ -88,7 +88,7 @@ def _taken_out(
     remaining = recorder.of_clients(after.config, [k for k in clients if k not in gone])
     remaining.record([], _scores_at_the_end(engine, after.federations))
     tables, about = remaining.save()
-    return tensors | tables, about | {"rounds_done": done}
+    return tensors | tables, about | {"rounds_done": done, "rows": remaining.stored_rows(0)}
 
 
 def _names(prepared: Prepared) -> list[str]:

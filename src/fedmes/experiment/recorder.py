@@ -100,6 +100,7 @@ class Recorder:
         self.ahead: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.protocols}
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
+        self.reasons = {""}  # why updates have been left out so far
         self.slowest_bytes = 0  # over all rounds of the first seed
         self.slowest_seconds = 0.0  # over all rounds of all seeds
         # clients with predictions that were not numbers: seed, client, task
@@ -111,14 +112,13 @@ class Recorder:
         self.stopped = ""  # where and why a listener ended it
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
-        """All of it, for a checkpoint."""
+        """All of it but `stored_rows`, for a checkpoint."""
         arrays: Tensors = {}
         for part, tables in zip(_parts(self.protocols), self.protocols.values(), strict=True):
             arrays |= put(part, map_entries(torch.from_numpy, tables))
         for part, tables in zip(_parts(self.ahead, "ahead"), self.ahead.values(), strict=True):
             arrays |= put(part, map_entries(torch.from_numpy, tables))
         return arrays, {
-            "rows": list(map(asdict, self.rows)),
             "seconds": self.seconds,
             "slowest_bytes": self.slowest_bytes,
             "readings": list(self.protocols),  # the name that checkpoints have always had
@@ -126,6 +126,10 @@ class Recorder:
             "undefined": self.undefined,
             "own_metrics": self.own_metrics,
         }
+
+    def stored_rows(self, start: int) -> list[dict[str, Any]]:
+        """All but the first rows, as a checkpoint has them."""
+        return list(map(asdict, self.rows[start:]))
 
     def restore(self, tensors: Tensors, about: dict[str, Any]) -> None:
         nothing = torch.full(self.shape, torch.nan, dtype=torch.float64)
@@ -141,6 +145,7 @@ class Recorder:
         for protocol in self.protocols.keys() - {"", *there}:
             del self.protocols[protocol]  # it has no scores of the beginning
         self.rows = [RoundRow(**row) for row in about["rows"]]
+        self.reasons.update(row.reason for row in self.rows)
         self.undefined = [(int(s), int(k), int(p)) for s, k, p in about.get("undefined", ())]
         self.own_metrics = list(about.get("own_metrics", ()))
         places = map(attrgetter("seed", "client", "position"), self.rows)
@@ -188,11 +193,10 @@ class Recorder:
 
     def _warn_of_rejected(self, rows: list[RoundRow]) -> None:
         """Once for each reason."""
-        known = {row.reason for row in self.rows} | {""}
         for row in rows:
-            if row.reason in known:
+            if row.reason in self.reasons:
                 continue
-            known.add(row.reason)
+            self.reasons.add(row.reason)
             seed = self.config.seeds[row.seed]
             warnings.warn(
                 f"seed {seed}, task {row.position}, round {row.index}: the update of client "

@@ -20,6 +20,7 @@ from fedmes.experiment.accounts import Accounts
 from fedmes.experiment.journal import Journal
 from fedmes.experiment.recorder import Listener, Recorder
 from fedmes.results import checkpoint, run_dir
+from fedmes.results.growing_rows import GrowingRows
 from fedmes.tensors import Tensors
 
 State = tuple[Tensors, dict[str, Any]]  # of a run, as a checkpoint has it
@@ -166,12 +167,13 @@ class _Saver:
         self.recorder = recorder
         self.training = training
         self.schedule = checkpoint.Schedule(training.config.checkpoint.every, done)
+        self.rows = GrowingRows(training.directory / checkpoint.FOLDER, recorder.stored_rows)
 
     def save(self, rounds_done: int) -> None:
         arrays, about = self.recorder.save()
         about |= {"rounds_done": rounds_done} | self.training.about()
         tensors = self.engine.snapshot() | arrays
-        checkpoint.save(self.training.directory, rounds_done, tensors, about)
+        checkpoint.save(self.training.directory, rounds_done, tensors, about, self.rows)
         self.schedule.saved(rounds_done)
 
 

@@ -4,7 +4,8 @@ A checkpoint is `checkpoint/round-N.safetensors`, `.json` (what is no tensor) an
 checksums of both, as sha256sum writes them). It counts once its checksums are there, and these are
 written last; every file appears whole or not at all. Two generations are kept: if one is damaged,
 the one before it is used. A finished run keeps the last one, which `fedmes extend` continues; its
-tensors are the same bytes whenever the run is the same.
+tensors are the same bytes whenever the run is the same. What grows with every round is in a file of
+its own (growing_rows.py).
 """
 
 from __future__ import annotations
@@ -25,19 +26,29 @@ from safetensors.torch import save as dump
 
 from fedmes.common.files import replace_private, sync
 from fedmes.errors import UserError
+from fedmes.results import growing_rows
+from fedmes.results.growing_rows import GrowingRows
 from fedmes.tensors import Tensors, map_entries
 
 FOLDER = "checkpoint"
 GENERATIONS = 2
 
 
-def save(run: Path, round: int, tensors: Tensors, about: dict[str, Any]) -> None:
-    """Where the run stands after this round."""
+def save(
+    run: Path,
+    round: int,
+    tensors: Tensors,
+    about: dict[str, Any],
+    rows: GrowingRows | None = None,
+) -> None:
+    """Where the run stands after this round. `rows`: in place of `about["rows"]`."""
     folder = run / FOLDER
     path = folder / f"round-{round:06d}.safetensors"
     content = map_entries(lambda t: t.detach().cpu().contiguous().clone(), tensors)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
+        if rows is not None:
+            about = about | {"rows": rows.update()}
         sums = _write(path, dump(content))
         sums += _write(path.with_suffix(".json"), json.dumps(about).encode())
         replace_private(path.with_suffix(".sha256"), sums.encode())
@@ -74,8 +85,11 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
             sums = _sum(path.name, tensors) + _sum(f"{path.stem}.json", about)
             if sums != path.with_suffix(".sha256").read_text():
                 raise ValueError("its checksums do not fit")
-            return load(tensors), json.loads(about)
-        except (OSError, ValueError, RecursionError, SafetensorError) as error:
+            content = json.loads(about)
+            if isinstance(content.get("rows"), dict):
+                content["rows"] = growing_rows.read(folder, content["rows"])
+            return load(tensors), content
+        except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
             warnings.warn(
                 f"{path}: damaged ({error}); the checkpoint before it is used",
                 RuntimeWarning,
@@ -100,6 +114,7 @@ def about(run: Path) -> dict[str, Any] | None:
 def clear(run: Path) -> None:
     """Remove all checkpoints; files of others beside them stay."""
     keep(run, 0)
+    (run / FOLDER / growing_rows.FILE).unlink(missing_ok=True)
     with suppress(OSError):
         (run / FOLDER).rmdir()
 
