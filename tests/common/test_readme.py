@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedmes.api.runs import run
 from fedmes.cli import app as cli
 from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.config.catalog import options as all_options
+from fedmes.report.watch_server import WatchServer
 from helpers.forked import fedmes
+from helpers.tiny_runs import TINY
 from helpers.waiting import HANGS
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +100,58 @@ def test_every_command_of_the_docs_runs(page, tmp_path, monkeypatch, capsys):
         assert program == "fedmes"
         cli.app(words, standalone_mode=False)
     assert capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_snippet_of_the_python_page_runs(tmp_path, monkeypatch, capsys):
+    """With fewer tasks and epochs than Split Digits has by default."""
+    monkeypatch.chdir(tmp_path)
+    for name, few in {"tasks": 2, "epochs": 1}.items():
+        monkeypatch.setitem(BENCHMARKS["split-digits"].defaults, name, few)
+    text = (ROOT / "docs/python.md").read_text()
+    snippets = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL))
+    assert set(snippets) == {"a_comparison.py", "in_memory.py", "early.py", "step_by_step.py"}
+    assert text.count("```python") == 4
+    for name, code in snippets.items():
+        Path(name).write_text(code)
+        runpy.run_path(name, run_name="__main__")
+    assert Path("matrix.png").is_file() and Path("first.html").is_file()
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("stopped early after round 3") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("telling_method.py:Telling", {}), ("with_options.py:Replay", {"replay.pull": 0.2})],
+)
+def test_methods_of_the_docs_run(name, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/own-method.md").read_text()
+    for file, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL):
+        Path(file).write_text(code)
+    assert text.count("```python") == 3
+    result = run(out="run", **TINY | options | {"method": name})
+    if name.endswith("Telling"):
+        assert all(row["size"] > 0 for row in result.rounds)
+    else:
+        assert result.config.options()["replay.pull"] == 0.2
+
+
+def test_commands_of_the_page_on_watching(tmp_path, monkeypatch, capsys):
+    """`fedmes watch` serves until Ctrl-C, which is what it gets here."""
+    text = (ROOT / "docs/watch.md").read_text()
+    commands = re.findall(r"^fedmes (\w+) DIR$", text, re.MULTILINE)
+    assert commands == ["status", "watch"]
+    run(out=tmp_path / "run", **TINY)
+
+    def interrupted(server):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WatchServer, "serve_forever", interrupted)
+    for command in commands:
+        cli.app([command, str(tmp_path / "run")], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "finished" in said and "http://127.0.0.1:" in said
 
 
 def test_every_link_of_the_docs_leads_somewhere():

@@ -245,3 +245,27 @@ def test_a_server_that_dies_after_classes_came(folders, tmp_path, monkeypatch):
     assert result.sites_left_out == {"berlin": "was never there"}
     result = server.serve(grid_of(folders, NAMES[:2]), agreed, out)
     assert result.sites_left_out == {} and np.isfinite(result.acc[0, 1, 1]).all()
+
+
+def test_a_task_that_sorts_before_learned_ones_is_refused(folders, tmp_path):
+    """Its site is left out with the reason; the others go on."""
+    out = tmp_path / "out"
+    month(folders, 1)
+    agreed = growing.federation("fedavg", NAMES[:2], AGREED, **LINEAR)
+    server.serve(grid_of(folders, NAMES[:2]), agreed, out)
+    early = growing.samples("berlin", 0, (0, 1))
+    early["task"][:] = "2024-12"
+    with np.load(folders["berlin"].with_suffix(".npz")) as file:
+        both = {name: np.concatenate([file[name], early[name]]) for name in early}
+    np.savez(folders["berlin"].with_suffix(".npz"), **both)
+    growing.write(folders["lyon"].with_suffix(".npz"), ["lyon"], 2)
+    agreed = growing.federation("fedavg", NAMES[:2], [*AGREED, "c3"], **LINEAR)
+    result = server.serve(grid_of(folders, NAMES[:2]), agreed, out)
+    assert result.sites_left_out == {
+        "berlin": "task 2024-12 comes before 2025-01, which is learned; "
+        "give it a name that comes later, or list the tasks in tasks.txt"
+    }
+    assert np.isfinite(result.acc[0, 1, 1]).all() and np.isnan(result.acc[0, 0, 1]).all()
+    growing.write(folders["berlin"].with_suffix(".npz"), ["berlin"], 1)
+    result = server.serve(grid_of(folders, NAMES[:2]), agreed, out)
+    assert result.sites_left_out == {}

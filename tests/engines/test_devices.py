@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from fedmes.engines.devices import pick_device
+from fedmes import config
+from fedmes.engines.devices import device_name, pick_device, refuse_on_mps
 from fedmes.errors import UserError
+from fedmes.methods.fedstats import FedStats
 
 
 @pytest.fixture
@@ -40,5 +42,33 @@ def test_no_gpu_at_all(monkeypatch):
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", ""])
 def test_other_names(name):
-    with pytest.raises(UserError, match="must be auto, cpu, cuda or cuda:N"):
+    with pytest.raises(UserError, match="must be auto, cpu, cuda, cuda:N or mps"):
         pick_device(name)
+
+
+def test_an_apple_gpu_is_taken_where_it_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("mps") == torch.device("mps")
+    assert pick_device("auto") == torch.device("cpu")
+    assert device_name(torch.device("mps")).endswith("GPU (MPS)")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no Apple GPU"):
+        pick_device("mps")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine.precision": "float64"}, "computes in float32 only"),
+        ({"engine.precision": "bf16"}, "computes in float32 only"),
+        ({"engine.name": "stacked"}, "use --engine loop"),
+        ({"method": "fedstats"}, "fedstats sums in float64; use --device cpu"),
+    ],
+)
+def test_what_an_apple_gpu_cannot(options, words):
+    asked = config.load(None, {"device": "mps", "engine.name": "loop"} | options)
+    with pytest.raises(UserError, match=words):
+        refuse_on_mps(asked, FedStats.exact_sums)
+    refuse_on_mps(config.load(None, {"device": "mps", "engine.name": "loop"}), exact_sums=False)
+    refuse_on_mps(config.load(None, options | {"device": "cpu"}), FedStats.exact_sums)

@@ -1,6 +1,7 @@
 """What a run says while it goes on: its lines, and its files before it is finished."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from fedmes.engines.base import Score
 from fedmes.errors import Stopped
 from fedmes.experiment import journal, runner
 from fedmes.experiment.prepare import prepare
-from fedmes.experiment.recorder import Progress
+from fedmes.experiment.recorder import Progress, Recorder
 from fedmes.experiment.round_line import round_line
 from fedmes.results import rounds_csv, status
 from fedmes.results.status import Site
@@ -152,3 +153,13 @@ def test_files_are_written_once_a_second_at_most(tmp_path, monkeypatch):
     monkeypatch.setattr(status.Status, "write", lambda self, _: written.append(self.phase))
     fedmes.run(**SMALL, out=tmp_path)
     assert written == ["preparing", "training", "finished"]
+
+
+def test_a_federation_that_has_grown_counts_all_its_clients(tmp_path):
+    two = made.settled(made.triangle(0.5))
+    three = made.settled(made.triangle(0.5, clients=3))
+    told = journal.Journal(tmp_path, two)
+    told.begin(Recorder(three), 0)
+    rows = [row(0) | {"task": 0}, row(1) | {"task": 0}]
+    now = told.round(replace(NOW, rows=rows), SimpleNamespace(sites=(), compile_seconds=0.0), [])
+    assert "2 of 3 clients" in now.line

@@ -13,6 +13,7 @@ import fedmes
 from fedmes.cli import app as cli
 from fedmes.data import digits as digits_data
 from fedmes.errors import UserError
+from fedmes.methods import METHODS
 from fedmes.prediction.export import export
 from helpers import frozen_front
 
@@ -61,6 +62,17 @@ def test_pt2_of_weights_for_each_task_is_read_back_by_torch_alone(tmp_path):
     assert json.loads(extra["class_names"]) == list(client.class_names)
     x = digits_data.load().x[:100]
     answer = program.module()(torch.from_numpy(pixels(x)))
+    np.testing.assert_allclose(answer, client.predict(x).probabilities, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_leaves_as_it_predicts(method, tmp_path):
+    """What is written to a file, on 1,000 random images; the tests above write it."""
+    fedmes.run(**SHORT, method=method, out=tmp_path / "run")
+    client = fedmes.load_client(tmp_path / "run/seed0/client0")
+    x = np.random.RandomState(0).randint(0, 256, (1000, 8, 8, 1)).astype(np.uint8)
+    answer = client.standalone()(torch.from_numpy(pixels(x)))
     np.testing.assert_allclose(answer, client.predict(x).probabilities, rtol=0, atol=1e-5)
 
 

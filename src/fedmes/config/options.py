@@ -27,7 +27,7 @@ from fedmes.config.section import Count, Positive, Role, Section, option
 from fedmes.config.training_options import KNN, Eval, Memory, Model, Optim, Train
 from fedmes.errors import UserError
 
-DEVICE = r"auto|cpu|cuda(:\d+)?"
+DEVICE = r"auto|cpu|cuda(:\d+)?|mps"
 
 
 class Engine(Section):
@@ -163,7 +163,8 @@ class Config(Section):
     )
     device: str = option(
         "auto",
-        "auto, cpu, cuda or cuda:N. `auto` takes a GPU if there is one; `cuda:1` the second of "
+        "auto, cpu, cuda, cuda:N or mps. `auto` takes an NVIDIA GPU if there is one; `cuda:1` the "
+        "second of "
         "several.",
         flag="--device",
         metavar="NAME",
@@ -217,7 +218,7 @@ class Config(Section):
     @classmethod
     def _device(cls, value: str) -> str:
         if re.fullmatch(DEVICE, value) is None:
-            raise ValueError("must be auto, cpu, cuda or cuda:N")
+            raise ValueError("must be auto, cpu, cuda, cuda:N or mps")
         return value
 
     @field_validator("seeds")

@@ -25,6 +25,6 @@ class ResolvedConfig(Config):
     """The configuration of a run as `config.toml` has it: data, method and machine have decided
     what was left open."""
 
-    device: Literal["cpu", "cuda"]
+    device: Literal["cpu", "cuda", "mps"]
     memory: ResolvedMemory
     engine: ResolvedEngine

@@ -16,7 +16,11 @@ from fedmes.errors import UserError
 def pick_device(name: str) -> torch.device:
     """The device of this name. One GPU of several becomes the one that `cuda` means."""
     if re.fullmatch(DEVICE, name) is None:
-        raise UserError(f"device: must be auto, cpu, cuda or cuda:N, not '{name}'")
+        raise UserError(f"device: must be auto, cpu, cuda, cuda:N or mps, not '{name}'")
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise UserError("device: there is no Apple GPU (MPS) on this machine; use --device cpu")
+        return torch.device("mps")
     there = torch.cuda.is_available()
     if name.startswith("cuda") and not there:
         raise UserError("device: there is no CUDA device on this machine; use --device cpu")
@@ -31,9 +35,26 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda")
 
 
+def refuse_on_mps(config: Config, exact_sums: bool) -> None:
+    """An Apple GPU has no float64, and the stacked engine keeps its books in that. `exact_sums`:
+    does the method?"""
+    if config.device != "mps":
+        return
+    if config.engine.precision != "float32":
+        raise UserError("device mps: computes in float32 only; leave engine.precision out")
+    if config.engine.name == "stacked":
+        raise UserError("device mps: the stacked engine needs float64; use --engine loop")
+    if exact_sums:
+        raise UserError(
+            f"device mps: method {config.method_name} sums in float64; use --device cpu"
+        )
+
+
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if device.type == "mps":
+        return f"{platform.machine()} GPU (MPS)"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 

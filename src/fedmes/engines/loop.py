@@ -74,7 +74,7 @@ def client_score(
     for task, kinds in right.items():
         for kind, counts in kinds.items():
             row = rows.setdefault(kind, [(float("nan"), float("nan"))] * (position + 1))
-            oblivious, aware = (counts.double() / len(data.plan.test[task])).tolist()
+            oblivious, aware = (counts.cpu().double() / len(data.plan.test[task])).tolist()
             row[task] = (oblivious, aware)
     return rows, lost
 
@@ -139,8 +139,8 @@ def _accuracy_before(
         answered = added(answered, {kind: (q != 0).sum((-2, -1)) for kind, q in p.items()})
     found = {}
     for kind, counts in right.items():
-        shares = counts.double() / len(data.plan.test[task])
-        oblivious, aware = torch.where(answered[kind] > 0, shares, torch.nan).tolist()
+        shares = counts.cpu().double() / len(data.plan.test[task])
+        oblivious, aware = torch.where(answered[kind].cpu() > 0, shares, torch.nan).tolist()
         found[kind] = (oblivious, aware)
     return found
 

@@ -76,6 +76,7 @@ class Journal(logging.Handler):
     def begin(self, recorder: Recorder, done: int) -> None:
         """Before a training's first round; what was written of later rounds is gone."""
         self.recorder = recorder
+        self.config = recorder.config  # a federation may have grown
         self.rounds = rounds_csv.GrowingFile(self.directory / "rounds.csv")
         self.first = done
         self.began = time.monotonic()

@@ -16,7 +16,7 @@ from fedmes.config.catalog import options as all_options
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines import robust
-from fedmes.engines.devices import dtype_of, pick_device
+from fedmes.engines.devices import dtype_of, pick_device, refuse_on_mps
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
@@ -90,6 +90,7 @@ def resolve(
     dp_sgd.check(method)
     privacy.check(config.privacy)
     _warn_of_unused_noise(config)
+    refuse_on_mps(config, method.exact_sums)
     decided = _method_options(config, method)
     _warn_of_unused(config, method)
     _warn_of_unused_rank(config, net.parts.module)
@@ -151,7 +152,8 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
     if engine == "auto":
         engine = "loop"
         vectors = net.takes_features and net.samples.ndim == 2
-        if (device == "cuda" or vectors or model in ("linear", "mlp", "text")) and net.stackable():
+        small = vectors or model in ("linear", "mlp", "text")
+        if (device == "cuda" or (device == "cpu" and small)) and net.stackable():
             engine = "stacked"
     elif engine == "stacked" and not net.stackable():
         raise UserError(

@@ -96,6 +96,8 @@ class Method:
     aggregation: ClassVar[str] = "individual"
     # what weighs a client in that mean: its "samples", or "uniform" for equal weights
     average: ClassVar[str] = "samples"
+    # does it keep sums in float64, which not every device has?
+    exact_sums: ClassVar[bool] = False
     # options for all methods that this one ignores
     unused: ClassVar[tuple[str, ...]] = ()
     # how many gradients of a sample of the batch and of one of the memory a step takes, all of them

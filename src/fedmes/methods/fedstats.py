@@ -36,6 +36,7 @@ class FedStats(FedAvg):
 
     Options = FedstatsOptions
     aggregation = "sum"
+    exact_sums = True
     eval_model = "personal"
     sample_gradients = None  # sums of features leave the client
     unused = ("optim.lr", "optim.gamma")

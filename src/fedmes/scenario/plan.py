@@ -81,6 +81,7 @@ class Plan:
         `room`: the number of tasks that tables are made for, default: those of the stream."""
         client = stream.clients[column]
         self.name = client.name
+        self.task_names = [task.name for task in client.tasks]
         self.seed = stream.seed
         self.work = work
         self.capacity = capacity

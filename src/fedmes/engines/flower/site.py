@@ -87,6 +87,7 @@ class SiteClient:
         if found is None:
             return
         tensors, stored = found
+        site_tasks = self.site.plan.task_names
         try:
             # In its own order, which decides how sums round. Classes, tasks and sites may have been
             # added since.
@@ -99,6 +100,7 @@ class SiteClient:
             # before there was an account, every round was noised if any was
             self.ledger.site = self.about["attended"] * update_cost(self.method.config.privacy)
             self.ledger.restore(pick(tensors, "ledger"))
+            _check_order(list(stored.get("tasks", ())), site_tasks)
         except KeyError as error:
             raise UserError(
                 f"{self.directory}: its state is of another method or model ({error} is missing)"
@@ -244,4 +246,18 @@ class SiteClient:
         tensors = put("client", self.state) | put("kept", self.kept) | put("noisy", self.noisy)
         if self.ledger.promises:
             tensors |= put("ledger", self.ledger.save())
-        checkpoint.save(self.directory, self.saves, tensors, self.about | {"saves": self.saves})
+        learned = self.site.plan.task_names[: self.about["begun"] + 1]
+        about = self.about | {"saves": self.saves, "tasks": learned}
+        checkpoint.save(self.directory, self.saves, tensors, about)
+
+
+def _check_order(learned: list[str], tasks: list[str]) -> None:
+    """A task that is learned keeps its place: state, memory and scores are by number."""
+    for place, name in enumerate(learned):
+        if name not in tasks:
+            raise UserError(f"task {name}, which is learned, is no longer in the site's data")
+        if tasks[place] != name:
+            raise UserError(
+                f"task {tasks[place]} comes before {name}, which is learned; give it a name that "
+                "comes later, or list the tasks in tasks.txt"
+            )
