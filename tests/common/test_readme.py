@@ -58,9 +58,9 @@ def test_every_option_is_documented():
 
 
 SMALL = "--clients 2 --tasks 2 --seeds 0 --rounds 1 --epochs 1 -q"
-PAGES = {"quick-start": 5, "own-data": 3, "own-model": 3, "own-method": 4, "reproduce": 3}
+PAGES = {"quick-start": 5, "own-data": 10, "own-model": 3, "own-method": 4, "reproduce": 3}
 SMALLER = {
-    "run": SMALL, "compare": SMALL, "report": "-q", "list": "",
+    "run": SMALL, "compare": SMALL, "report": "-q", "list": "", "predict": "",
     "reproduce": "--seeds 0 --clients 2 --set tasks=2 --set rounds=1 --set epochs=1 -q",
 }  # fmt: skip
 
