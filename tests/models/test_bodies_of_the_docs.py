@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 import fedmes
+from fedmes import config
+from fedmes.experiment.prepare import prepare
 from fedmes.prediction.client import load_client
-from helpers import photographs
+from helpers import photographs, sequences
 from helpers.torchvision_operators import declared
 
 PAGE = Path(__file__).parents[2] / "docs/own-model.md"
@@ -47,3 +49,14 @@ def test_a_network_of_another_package(package, tmp_path, monkeypatch):
     found = client.predict(photos / "farm/1-spring/train/apple/0.jpg")
     assert client.shape == (3, 32, 32)
     assert found.labels[0] in photographs.COLOURS
+
+
+def test_a_frozen_encoder_of_texts(tmp_path):
+    snippets = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+    (tmp_path / "encoder_model.py").write_text(snippets["encoder_model.py"])
+    model = f"{tmp_path / 'encoder_model.py'}:Encoder"
+    options = {"data": str(sequences.notes(tmp_path)), "model": model, "rounds": 1, "epochs": 1}
+    prepared = prepare(config.load(None, options))
+    assert {name: tuple(p.shape) for name, p in prepared.method.net.initial.items()} == {
+        "head.weight": (4, 32), "head.bias": (4,),
+    }  # fmt: skip
