@@ -1,5 +1,7 @@
 """A sum over clients instead of single updates: which methods' servers need no more."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -97,3 +99,21 @@ def test_which_methods_need_each_update():
     found = {name: of(name)[0].aggregation for name in METHODS}
     assert [name for name, how in found.items() if how == "individual"] == ["fedweit"]
     assert [name for name, how in found.items() if how == "sum"] == ["fedstats"]
+
+
+def test_the_table_in_the_docs():
+    text = (Path(__file__).parents[2] / "docs/privacy.md").read_text()
+    _, table = text.split("| method | what the server needs |\n|---|---|\n")
+    listed = {}
+    for line in table.split("\n\n")[0].splitlines():
+        names, what = line.strip("| ").split(" | ")
+        listed |= dict.fromkeys(names.replace("`", "").split(", "), what)
+    assert listed.keys() == METHODS.keys()
+    for name, what in listed.items():
+        method, _, upload = of(name)
+        needs = method.aggregation
+        if needs == "mean":
+            needs += {"samples": ", weighted by samples", "uniform": ", uniform"}[method.average]
+        if not upload:
+            needs = "nothing"
+        assert what.startswith(needs.replace("individual", "each update")), name

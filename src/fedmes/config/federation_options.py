@@ -225,6 +225,12 @@ class Privacy(Section):
         unset="none",
     )
 
+    secure_aggregation: bool = option(
+        False,
+        "the server learns the sum of the sites' updates and no single one (Flower; "
+        "[how](privacy.md#secure-aggregation))",
+    )
+
     @property
     def promises(self) -> list[str]:
         """What a run keeps account of: samples, the updates of sites, or nothing."""

@@ -243,6 +243,7 @@ class PrivacyKeys(TypedDict, total=False):
     noise_multiplier: float
     delta: float
     budget: float | None
+    secure_aggregation: bool
 
 
 class OutputKeys(TypedDict, total=False):

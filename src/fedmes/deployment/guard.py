@@ -25,7 +25,7 @@ from fedmes.errors import UserError
 
 BROADCASTS = "broadcasts.json"  # norms of the last good ones, by federation
 # the class of the words of an answer, by the kind of request; tensors are updates
-WORDS = {"query": "facts", "train": "facts", "evaluate": "scores"}
+WORDS = {"query": "facts", "query.unmask": "shares", "train": "facts", "evaluate": "scores"}
 PATHS = ("path", "more")  # of the section data: files that the server would choose
 
 Norms = dict[str, float]

@@ -110,7 +110,7 @@ class Policy(BaseModel):
         privacy = config.privacy
         self._required("max_clip", privacy.clip, "privacy.clip")
         self._required("max_epsilon", privacy.epsilon, "privacy.epsilon")
-        if self.secure_aggregation and not getattr(privacy, "secure_aggregation", False):
+        if self.secure_aggregation and not privacy.secure_aggregation:
             raise self.refusal("secure_aggregation", "privacy.secure_aggregation is off")
 
     def check_samples(self, plan: Plan, labels: Ints) -> None:

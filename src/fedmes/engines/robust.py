@@ -41,11 +41,13 @@ class Votes(NamedTuple):
 
 
 def rule_of(method: Method) -> str:
-    """The rule that was asked for. By default real sites are clipped, and a simulation has the
-    plain mean."""
+    """The rule that was asked for. By default real sites are clipped, unless their updates are
+    hidden from the server, and a simulation has the plain mean."""
     config = method.config
     if config.server.robust is not None:
         return config.server.robust
+    if config.privacy.secure_aggregation:
+        return "none"
     if config.federation.sites and method.aggregation == "mean":
         return "clip"
     return "none"
@@ -54,6 +56,11 @@ def rule_of(method: Method) -> str:
 def check(method: Method) -> None:
     """Refuse a rule that the method cannot have."""
     rule = rule_of(method)
+    if rule != "none" and method.config.privacy.secure_aggregation:
+        raise UserError(
+            f"server.robust={rule}: not with privacy.secure_aggregation, which hides the updates "
+            "that it compares"
+        )
     if rule in POSSIBLE[method.aggregation]:
         return
     reason = "its server adds up what clients send"

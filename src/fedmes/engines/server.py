@@ -17,6 +17,7 @@ TOO_FAR = 100  # times the median, see `screen_updates`
 MISFIT = "wrong names or shapes"
 # verdicts of `screen_updates`; the last one is about the round as a whole
 REJECTIONS = ("", "not finite", "absurd norm", "no finite average")
+NOT_FINITE = 1
 NO_AVERAGE = 3
 
 

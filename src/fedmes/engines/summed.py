@@ -41,7 +41,8 @@ def share(method: Method, broadcast: Tensors, upload: Tensors) -> Tensors:
 def aggregate_sum(
     method: Method, server: Tensors, total: Tensors, weight: int, expected: Tensors
 ) -> Tensors:
-    """What changes in the server's state, from the sum of weighted shares and that of weights.
+    """What changes in the server's state, from the sum of weighted shares and that of weights, in
+    float64 until the end.
     `expected`: an upload as it should be."""
     upload: Tensors = {}
     for name, like in expected.items():
@@ -53,11 +54,12 @@ def aggregate_sum(
             value = value / weight
             if name in server:
                 value = value + server[name].double()
-        upload[name] = value.to(like)
+        upload[name] = value
     place = next(iter(expected.values()), torch.zeros(()))
     present = torch.ones(1, dtype=torch.bool, device=place.device)
-    samples = torch.full((1,), float(weight), device=place.device)
-    return method.aggregate(server, stacked([upload]), present, samples)
+    samples = torch.full((1,), float(weight), dtype=torch.float64, device=place.device)
+    new = method.aggregate(server, stacked([upload]), present, samples)
+    return {name: t.to(server[name].dtype) for name, t in new.items()}
 
 
 def check_aggregation(method: Method, server: Tensors, expected: Tensors) -> None:

@@ -159,6 +159,11 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
         raise UserError(
             f"model {model} cannot be stacked (docs/own-model.md says why); use --engine loop"
         )
+    if config.privacy.secure_aggregation and engine != "flower":
+        raise UserError(
+            f"privacy.secure_aggregation: engine {engine} has all clients in one process, where "
+            "there is nothing to hide; take --engine flower or leave the option out"
+        )
     compiled = config.engine.compile
     if compiled == "auto":
         # All clients' samples pass what is frozen together, in kernels that are large already: to

@@ -40,6 +40,7 @@ def _share(value: float) -> float:
     return value
 
 
+Hex = Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=256)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Protected = Annotated[str, Field(pattern="^(sample|site)$")]
 Name = Annotated[str, Field(max_length=100), AfterValidator(_name)]
@@ -60,6 +61,7 @@ class Facts(Form):
     """What every answer says about its sender."""
 
     name: Name
+    key: Hex = ""  # with secure aggregation: the public key for the next sum
     # of that part of the server's state which the site keeps
     version: Annotated[int, Field(ge=-1, le=MOST)]
 
@@ -84,6 +86,14 @@ class Work(Form):
     epsilon: dict[Protected, Annotated[float, Field(ge=0)]] = {}
 
 
+class Hidden(Form):
+    """What comes with a masked upload: shares of the seed of its mask, and how to check it."""
+
+    finite: bool  # False: the update was not, and nothing is added to the sum instead
+    seal: Hex
+    shares: dict[Count, Hex]  # by client, encrypted for it
+
+
 class Trained(Facts):
     """The answer to a round; its upload comes beside it."""
 
@@ -91,6 +101,14 @@ class Trained(Facts):
     ended: bool
     work: Work | None = None  # None: there was nothing to do
     spent: bool = False  # does its privacy budget not allow another round?
+    hidden: Hidden | None = None  # None: nothing is hidden, or nothing is sent
+
+
+class Unmasked(Facts):
+    """What removes masks from a sum (secure_site.py)."""
+
+    pairs: dict[Count, Hex]  # of sites that are missing: the seed shared with each
+    shares: dict[Count, Hex]  # of sites that are in the sum: a share of each one's own seed
 
 
 class Scored(Facts):
@@ -112,7 +130,12 @@ class Refusal(Form):
     classes: Annotated[list[Name], Field(max_length=MOST_NEW)] = []
 
 
-FORMS: dict[str, type[Facts]] = {"query": Hello, "train": Trained, "evaluate": Scored}
+FORMS: dict[str, type[Facts]] = {
+    "query": Hello,
+    "query.unmask": Unmasked,
+    "train": Trained,
+    "evaluate": Scored,
+}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedmes.engines import wire
 from fedmes.engines.devices import numerics
 from fedmes.engines.flower import messages
 from fedmes.engines.flower.answers import MOST_NEW, Refusal
+from fedmes.engines.flower.secure_site import Masker
 from fedmes.engines.flower.site import Answer, SiteClient
 from fedmes.errors import UserError
 from fedmes.scenario.custom import UnlistedClasses
@@ -47,12 +48,18 @@ def client_app(name_of: NameOf, open_client: OpenClient, mods: Sequence[Mod] = (
                 done = handler(client, order, messages.tensors_of(message))
         except UserError as error:
             return refusal(message, name, error)
-        content = messages.records(done.facts.model_dump_json(), wire.pack(done.upload))
+        content = messages.records(
+            done.facts.model_dump_json(exclude_unset=True), wire.pack(done.upload)
+        )
         return Message(content, reply_to=message)
 
     @app.query()
     def hello(message: Message, context: Context) -> Message:
-        return answer(message, context, lambda client, order, tensors: client.hello())
+        return answer(message, context, _hello)
+
+    @app.query("unmask")
+    def unmask(message: Message, context: Context) -> Message:
+        return answer(message, context, _unmask)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -101,12 +108,33 @@ def _frozen(config: Config, sha256: str | None) -> str:
     return f"{short_sha256(sha256)} (weights {Path(weights).name})"
 
 
+def _hello(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
+    return _signed(client, client.hello())
+
+
 def _train(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
-    return client.train(order["round"], _received(client, order, tensors))
+    if not client.method.config.privacy.secure_aggregation:
+        return client.train(order["round"], _received(client, order, tensors))
+    masker = Masker(client)
+    masker.check(order["secure"])
+    broadcast = _received(client, order, tensors)
+    answer = client.train(order["round"], broadcast)
+    return masker.signed(masker.hidden(order["secure"], order["round"], answer, broadcast))
+
+
+def _unmask(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
+    masker = Masker(client)
+    return masker.signed(masker.unmask(order["secure"]))
 
 
 def _evaluate(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
-    return client.evaluate(_received(client, order, tensors))
+    return _signed(client, client.evaluate(_received(client, order, tensors)))
+
+
+def _signed(client: SiteClient, answer: Answer) -> Answer:
+    if client.method.config.privacy.secure_aggregation:
+        return Masker(client).signed(answer)
+    return answer
 
 
 def _received(client: SiteClient, order: Order, tensors: Tensors) -> Tensors:

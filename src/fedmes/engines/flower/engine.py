@@ -11,8 +11,8 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,13 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
 from fedmes.engines.flower import identity, messages
-from fedmes.engines.flower.answers import Hello, Limits, Refusal, Scored, Trained, unreadable
+from fedmes.engines.flower.answers import Hello, Limits, Refusal, Scored, Trained, Work, unreadable
 from fedmes.engines.flower.exchange import POLL, Exchange, Good
+from fedmes.engines.flower.plain_round import PlainRound
 from fedmes.engines.flower.roster import Roster, log
+from fedmes.engines.flower.secure_round import LEAST, Group, SecureRound
 from fedmes.engines.loop import tidy
-from fedmes.engines.server import MISFIT, Update, aggregate_round
+from fedmes.engines.summed import check_aggregation
 from fedmes.errors import UserError
 from fedmes.methods.base import ClientContext, Method
 from fedmes.results.status import now
@@ -70,6 +72,12 @@ class FlowerEngine(Roster):
         self.expected = method.upload(client, ctx)  # names and shapes of an upload
         reported = method.report(client, self.servers[0])
         self.limits = Limits(config.clients, config.tasks, config.rounds, frozenset(reported))
+        self.secure = config.privacy.secure_aggregation
+        self.needed = config.server.min_clients
+        if self.secure:
+            check_aggregation(method, self.servers[0], self.expected)
+            self.needed = max(self.needed, LEAST)
+        self.sum_keys: dict[tuple[int, int], str] = {}  # (seed, client) -> for the next secure sum
         received, _ = method.sent_down(self.servers[0])
         if config.privacy.clip is not None and list(self.expected) != list(received):
             raise UserError(
@@ -95,7 +103,7 @@ class FlowerEngine(Roster):
     def _gather(self, hope: float) -> None:
         """Wait `hope` seconds for all sites, and until `server.timeout` for those needed."""
         began = time.monotonic()
-        needed = self.config.server.min_clients
+        needed = self.needed
         members = len(self.members)
         while (here := self._meet()) < members:
             waited = time.monotonic() - began
@@ -157,6 +165,7 @@ class FlowerEngine(Roster):
         self.names[k] = hello.name
         self.held[s, k] = hello.version
         self.samples[s, k] = hello.samples
+        self.sum_keys[s, k] = hello.key
         self.seen[k] = now()
         if s == 0:
             log.info("site %s is there, with %d samples to learn from", hello.name, hello.samples)
@@ -199,26 +208,27 @@ class FlowerEngine(Roster):
         return Message(content, message_type=kind, dst_node_id=node)
 
     def _ask(
-        self, kind: str, s: int, clients: Iterable[int], g: int
+        self, kind: str, s: int, clients: Iterable[int], g: int, more: dict[str, Any] | None = None
     ) -> tuple[dict[int, Good], dict[int, int]]:
-        """The server's state to some clients: their answers, and how many bytes went to each."""
+        """The server's state to some clients: their answers, and how many bytes went to each.
+        `more`: what else they are told."""
         each, kept = self.method.sent_down(self.servers[s])
         sent = wire.pack(each)
         everything = sent | wire.pack(kept)
         orders = {}
         size = {}
         clients = list(clients)
-        needed = self.config.server.min_clients
-        for k in self._answering(clients, needed):
+        for k in self._answering(clients, self.needed):
             stale = self.held.get((s, k)) != self.versions[s]
             order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
+            order |= more or {}
             tensors = sent
             if stale:
                 tensors = everything
                 self.owed[s, k] += int(wire.size(kept))
             orders[k] = self._message(kind, self.nodes[k], s, order, tensors)
             size[k] = int(wire.size(each)) + self.owed[s, k]
-        found = self.exchange.ask(kind, orders, self.limits, needed)
+        found = self.exchange.ask(kind, orders, self.limits, self.needed)
         good = {}
         for k in clients:
             answer = self._plausible(s, k, found.get(k, NO_ANSWER))
@@ -228,9 +238,11 @@ class FlowerEngine(Roster):
                 else:
                     self._failed(k, self._reason(answer))
                 self.held.pop((s, k), None)
+                self.sum_keys.pop((s, k), None)
             else:
                 good[k] = answer
                 self.held[s, k] = answer[0].version
+                self.sum_keys[s, k] = answer[0].key
                 self._answered(k)
         return good, size
 
@@ -264,10 +276,10 @@ class FlowerEngine(Roster):
         return self.rows
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
-        done: list[RoundRow] = []
-        updates: dict[int, Update] = {}
-        unreadable: dict[int, str] = {}
-        found, size = self._ask("train", s, self._chosen(g), g)
+        done: dict[int, Work] = {}
+        unusable: dict[int, str] = {}
+        clients, updates = self._begun(s, g)
+        found, size = self._ask("train", s, clients, g, updates.order)
         self.silent &= not found
         for k, (facts, packed) in sorted(found.items()):
             assert isinstance(facts, Trained)
@@ -276,38 +288,57 @@ class FlowerEngine(Roster):
                 self.ended.append((s, k))
             if facts.spent:
                 self.spenders.add(k)
-            work = facts.work
-            if work is None:
-                continue  # it had nothing to do
-            sent = 0
-            try:
-                updates[k] = Update(wire.unpack(packed, self.expected), work.samples)
-                sent = int(wire.size(updates[k].tensors))
-            except ValueError:
-                unreadable[k] = self.absent[k] = MISFIT
-            done.append(
-                RoundRow(
-                    s,
-                    k,
-                    work.position,
-                    work.index,
-                    work.report,
-                    sent,
-                    size[k],
-                    work.seconds,
-                    epsilon=work.epsilon,
-                )
-            )
-            self.owed[s, k] = 0
-        before = self.servers[s]
-        after, left_out = aggregate_round(
-            self.method, before, updates, self.config.clients, self.expected
-        )
-        self.servers[s] = after = tidy(after)
-        _, old = self.method.sent_down(before)
+            if reason := updates.take(k, facts, packed):
+                unusable[k] = self.absent[k] = reason
+            if facts.work is not None:
+                done[k] = facts.work
+                self.owed[s, k] = 0
+        after, left_out = updates.aggregated(self.servers[s])
+        self._keep(s, tidy(after))
+        rows = []
+        for k, work in done.items():
+            reason = (left_out | unusable).get(k, "")
+            down = size[k] + updates.down[k]
+            about = work.position, work.index, work.report, updates.up[k], down, work.seconds
+            rows.append(RoundRow(s, k, *about, reason=reason, epsilon=work.epsilon))
+        return rows
+
+    def _begun(self, s: int, g: int) -> tuple[list[int], PlainRound | SecureRound]:
+        """Who is asked to train, and what becomes of their updates."""
+        clients = self._chosen(g)
+        if not self.secure:
+            return clients, PlainRound(self.method, self.expected)
+        here = self._answering(clients, self.needed)
+        self._greet([self.nodes[k] for k in here if (s, k) not in self.sum_keys])
+        keys = {k: self.sum_keys[s, k] for k in here if (s, k) in self.sum_keys}
+        for k in set(clients) - keys.keys():
+            self._failed(k, NO_ANSWER.error)
+        most = max([self.samples[s, k] for k in keys], default=0)
+        ask = partial(self._ask_to_unmask, s)
+        updates = SecureRound(self.method, self.expected, Group(keys, most, self.needed), ask)
+        return list(keys), updates
+
+    def _ask_to_unmask(
+        self, s: int, orders: Mapping[int, dict[str, Any]]
+    ) -> Mapping[int, Good | Refusal]:
+        kind = "query.unmask"
+        sent = {}
+        for k, order in orders.items():
+            sent[k] = self._message(kind, self.nodes[k], s, {"secure": order}, {})
+        found = self.exchange.ask(kind, sent, self.limits)
+        for k, answer in found.items():
+            if isinstance(answer, Refusal):
+                self._failed(k, answer.error)
+            else:
+                self.sum_keys[s, k] = answer[0].key
+        return found
+
+    def _keep(self, s: int, after: Tensors) -> None:
+        """The server's new state; what sites keep of it may have another version now."""
+        _, old = self.method.sent_down(self.servers[s])
         _, new = self.method.sent_down(after)
         self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
-        return [replace(row, reason=(left_out | unreadable).get(row.client, "")) for row in done]
+        self.servers[s] = after
 
     def _chosen(self, g: int) -> list[int]:
         """A fraction of the sites; all in a simulation, where the schedule decides on them."""
@@ -315,6 +346,8 @@ class FlowerEngine(Roster):
         if not self.config.federation.sites:
             return here
         count = -(-len(here) * self.config.server.fraction // 1)
+        if self.secure:
+            count = max(count, LEAST)
         order = keyed_random.permutation(len(here), self.config.seeds[0], "participation", g)
         return np.sort(np.array(here)[order[: int(count)]]).tolist()
 
