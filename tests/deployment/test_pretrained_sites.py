@@ -90,7 +90,7 @@ def agreed(tmp_path, photographs, **more):
     ],
 )
 def test_sites_learn_what_a_simulation_learns(policy, more, photographs, folders, tmp_path):
-    own = {"data.path": str(photographs), "memory.policy": policy}
+    own = {"data.path": str(photographs), "memory.policy": policy, "server.robust": "clip"}
     want = loop(tmp_path / "loop", options(tmp_path, **more) | own)
     settled = agreed(tmp_path, photographs, **more)
     assert settled.federation.shape == [3, 32, 32]

@@ -18,6 +18,7 @@ from fedmes.experiment.prepare import agreement
 from fedmes.results import client_dir
 from helpers import inprocess
 from helpers.flower_runs import loop
+from helpers.growing import rule_of_sites
 
 pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("clock")]
 
@@ -70,7 +71,8 @@ OWN = {
 )
 def test_real_sites_learn_what_a_simulation_learns(own, method, policy, tmp_path):
     options = OWN | {"data.path": str(own), "method": method}
-    want = loop(tmp_path / "loop", options | {"memory.policy": policy})
+    as_sites = {"memory.policy": policy, "server.robust": rule_of_sites(method)}
+    want = loop(tmp_path / "loop", options | as_sites)
     agreed = agreement(config.load(None, options))
     assert agreed.federation.classes == ["class0", "class1", "class2", "class3"]
     assert agreed.data.path is None

@@ -96,6 +96,11 @@ def schedule(sites, months):
     return position
 
 
+def rule_of_sites(method):
+    """How real sites are averaged by default; a simulation has to be asked to do the same."""
+    return "none" if method in ("fedweit", "fedstats") else "clip"
+
+
 def simulation(out, method, sites, monkeypatch, months=MONTHS):
     """All months and sites in one run; the heads of new classes begin as if they were added."""
     data = out.with_suffix(".npz")
@@ -112,6 +117,7 @@ def simulation(out, method, sites, monkeypatch, months=MONTHS):
         return [replace(stream, position=position, active=active)]
 
     asked = {"method": method, "data.path": str(data), "engine.name": "loop", "tasks": len(months)}
+    asked["server.robust"] = rule_of_sites(method)
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "open_source", in_parts)
         patch.setattr(prepare, "open_streams", in_months)

@@ -271,6 +271,7 @@ def attacks(outcomes: Sequence[Outcome]) -> Figures:
             ax.set_xticks(range(len(harm)), harm, rotation=90)
             ax.set_yticks(range(len(rules)), rules)
             ax.set_title(method)
+            ax.grid(visible=False)
     return {"": figure}
 
 
