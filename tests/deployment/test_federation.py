@@ -5,7 +5,13 @@ One federation for all of it, since Flower takes its time: runs on the same site
 """
 
 import json
+import os
+import shutil
 import socket
+import stat
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +20,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 from fedmes import config
-from fedmes.deployment import local, site
+from fedmes.deployment import private, site
 from fedmes.deployment.certificates import make_server
 from fedmes.deployment.local import Federation
 from fedmes.deployment.policy import Policy
@@ -59,10 +65,10 @@ def data_folder(tmp_path_factory):
 def federation(sites, data_folder, tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("federation") / "flower", sites) as running:
         yield running
-        supervisor, ports = running.supervisor, running.ports()
-        assert len(supervisor.pids()) >= 3 and listening(ports[0])
+        supervisor = running.supervisor
+        assert len(supervisor.pids()) >= 3 and listening(running.port)
     assert supervisor.pids() == []
-    assert not any(map(listening, ports))
+    assert not listening(running.port)
 
 
 def listening(port):
@@ -119,20 +125,18 @@ def strangers(federation, sites, tmp_path):
     trusted = ["--root-certificates", federation.folder / "tls/ca.crt"]
     mistrusted = ["--root-certificates", make_server(tmp_path / "other").authority]
     key = "--auth-supernode-private-key"
+    start = [sys.executable, "-P", "-m", "fedmes", "site", "start", tmp_path / "stranger"]
     attempts = {
-        "Failed to activate": [*trusted, key, tmp_path / "stranger/key"],
-        "must be registered": trusted,
-        "CERTIFICATE_VERIFY_FAILED": [*mistrusted, key, sites[0] / "key"],
-    }
+        "Failed to activate": [*start, "--authority", trusted[1]],
+        "must be registered": [*private.command("flower-supernode"), *trusted],
+        "CERTIFICATE_VERIFY_FAILED": [
+            *private.command("flower-supernode"), *mistrusted, key, sites[0] / "key",
+        ],
+    }  # fmt: skip
     for reason, arguments in attempts.items():
         (home := tmp_path / reason).mkdir()
-        command = [
-            local.script("flower-supernode"),
-            "--superlink", f"127.0.0.1:{federation.ports()[0]}",
-            "--port", str(local.free_ports(1)[0]),
-            *map(str, arguments),
-        ]  # fmt: skip
-        environment = local.environment(home)
+        command = [*map(str, arguments), "--superlink", f"127.0.0.1:{federation.port}"]
+        environment = private.environment(home, private.socket_of(home))
         federation.supervisor.keep(reason, command, home / "log", environment, restart=False)
         yield reason, home / "log"
 
@@ -145,6 +149,8 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     run, want = asked(tmp_path, "fedweit", "first", **backbone)
     federation.submit(**run)
     until_round(tmp_path / "out", 1)
+    words = arguments_of(federation.pids())
+    assert "flwr-serverapp" in words and "--token" not in words
     federation.supervisor.kill("superlink")
     assert federation.wait(timeout=HANGS) == "lost"
     assert rounds_done(tmp_path / "out") == 1  # or nothing was interrupted
@@ -161,6 +167,97 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     for reason, log in refused.items():
         until(lambda name=reason: not federation.supervisor.alive(name), reason)
         assert federation.supervisor.status(reason) == 1 and reason in log.read_text()
+
+
+# What another user of this machine tries, while the federation in its arguments is there.
+STRANGER = """
+import json, os, socket, ssl, sys, urllib.error, urllib.request
+
+port, path = int(sys.argv[1]), sys.argv[2]
+blind = ssl.create_default_context()
+blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
+found = {"user": os.getuid(), "answers": []}
+for target in ("control/start-run", "control/register-node", "runtime/acquire-task"):
+    asked = urllib.request.Request(
+        f"https://127.0.0.1:{port}/v1/{target}", b"", {"content-type": "application/protobuf"}
+    )
+    try:
+        found["answers"].append(urllib.request.urlopen(asked, context=blind, timeout=60).status)
+    except urllib.error.HTTPError as error:
+        found["answers"].append(error.code)
+try:
+    socket.socket(socket.AF_UNIX).connect(path)
+    found["socket"] = "open"
+except OSError as error:
+    found["socket"] = type(error).__name__
+print(json.dumps(found))
+"""
+
+
+def arguments_of(pids):
+    """What every user of the machine sees of these processes."""
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            found += Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return found
+
+
+def listened_on(pids):
+    """The TCP ports on which any of these processes listens."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                inodes.add(os.readlink(link))
+    ports = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+                ports.add(int(words[1].rpartition(":")[2], 16))
+    return ports
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_another_user_of_the_machine_gets_nowhere(federation):
+    """Neither to start a run, which is code, nor to register a node, nor to take a message."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can be another user, by setpriv")
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable]
+    path = private.socket_of(federation.folder / "superlink")
+    assert stat.S_ISSOCK(path.stat().st_mode)
+    said = subprocess.run(
+        [*as_nobody, "-I", "-c", STRANGER, str(federation.port), str(path)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout) == {
+        "user": 65534,
+        "answers": [404, 404, 404],
+        "socket": "PermissionError",
+    }
+    assert listened_on(federation.pids()) == {federation.port}
+
+
+def test_the_operators_commands(federation):
+    command = [sys.executable, "-P", "-m", "fedmes", "federation", "flwr"]
+    listing = ["supernode", "ls", "federation", "--format", "json"]
+    said = subprocess.run(
+        [*command, str(federation.folder / "superlink"), *listing],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(said.stdout[said.stdout.index("{") :])
+    assert [node["status"] for node in found["nodes"]] == ["online", "online"]
+    said = subprocess.run(
+        [*command, str(federation.folder), *listing], capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 2 and "not the folder of a SuperLink" in said.stderr
 
 
 def test_a_run_configuration_that_the_app_does_not_know(federation):

@@ -30,6 +30,10 @@ SITES = {
 }
 
 
+Superlink = Annotated[str, typer.Option(metavar="HOST:PORT", help="where the federation is")]
+Authority = Annotated[
+    Path, typer.Option(metavar="FILE", help="the operator's ca.crt, by which it is known")
+]
 ImageSize = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="resize images to N x N, if that was agreed on"),
@@ -51,16 +55,24 @@ def init(
         ),
     ] = None,
     image_size: ImageSize = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="where the federation is, to check the clock"),
+    ] = None,
+    authority: Authority = Path("ca.crt"),
 ) -> None:
     """Create the folder of a site with its key, and a file with facts about its data.
 
     The data is read once and is not copied. The facts are for the federation's operator.
     """
     require_flower()
+    from fedmes.deployment import clock
     from fedmes.deployment.facts import FILE, facts_of
     from fedmes.deployment.site import create, fingerprint, instructions
     from fedmes.models.pretrained import read_weights
 
+    if superlink is not None:
+        clock.check(superlink, authority)
     directory = directory.resolve()
     data = data.resolve()
     name = name or directory.name
@@ -120,6 +132,61 @@ def audit(
     console.print(totals(found))
     print(f"{len(found.entries)} entries, none changed or missing; SHA-256 of the last one:")
     print(found.sha256)
+
+
+@site.command(epilog="Example: fedmes site start ~/site --superlink fed.example.org:8443")
+def start(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the site")],
+    superlink: Superlink,
+    authority: Authority = Path("ca.crt"),
+) -> None:
+    """Run a site: connect to the federation and do what it asks for, until it is stopped.
+
+    The clock is checked first. No port is opened.
+    """
+    require_flower()
+    from fedmes.deployment.supernode import run
+
+    run(directory.resolve(), superlink, authority.resolve())
+
+
+@federation.command(epilog="Example: fedmes federation superlink /srv/federation --host 192.0.2.7")
+def superlink(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="its folder")],
+    host: Annotated[str, typer.Option(help="address of this machine for sites")],
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
+    certificate: Annotated[Path, typer.Option(metavar="FILE")] = Path("server.pem"),
+    key: Annotated[Path, typer.Option(metavar="FILE")] = Path("server.key"),
+    per_address: Annotated[
+        int, typer.Option(metavar="N", min=1, help="connections that one address may have")
+    ] = 64,
+) -> None:
+    """Run Flower's SuperLink, which connects sites and operator, until it is stopped.
+
+    Sites can reach it at HOST:PORT over TLS; only who can open DIR can start runs.
+    """
+    require_flower()
+    from fedmes.deployment.front import Limits
+    from fedmes.deployment.superlink import run
+
+    limits = Limits(connections=max(1024, per_address), per_address=per_address)
+    run(directory.resolve(), (host, port), certificate.resolve(), key.resolve(), limits)
+
+
+@federation.command(
+    name="flwr",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example: fedmes federation flwr /srv/federation supernode ls federation",
+)
+def operate(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the SuperLink")],
+) -> None:
+    """Run a command of Flower's `flwr` on this machine's SuperLink, whose name is `federation`."""
+    require_flower()
+    from fedmes.deployment.superlink import flwr
+
+    raise typer.Exit(flwr(directory.resolve(), context.args))
 
 
 @federation.command(

@@ -8,6 +8,10 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from fedmes.errors import UserError
+
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
@@ -100,3 +104,14 @@ def as_path(named: str | Path | None) -> Path | None:
     if not named:
         return None
     return Path(named)
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """One process per directory. The system frees the lock of a process that has been killed."""
+    try:
+        lock = FileLock(run / ".lock").acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"{run}: another process is working in this directory") from None
+    with lock:
+        yield

@@ -4,12 +4,16 @@ Its argument is a list of commands in JSON.
 """
 
 import json
+import os
 import sys
 
 if __name__ == "__main__":
     from click import ClickException
     from flwr.cli.app import app
 
+    from fedmes.deployment import private
+
+    private.connect(os.environ[private.SOCKET])
     try:
         for command in json.loads(sys.argv[1]):
             app(command, standalone_mode=False)

@@ -1,36 +1,30 @@
-"""A whole federation on loopback: a SuperLink with TLS and node keys, and a SuperNode per site."""
+"""A whole federation on loopback: a SuperLink behind its front, and a SuperNode per site."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import sys
-import sysconfig
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedmes.deployment import require_flower, site
+from fedmes.deployment import private, require_flower, site
 from fedmes.deployment.certificates import make_server
+from fedmes.deployment.superlink import operator_environment
 from fedmes.deployment.supervisor import Supervisor
 from fedmes.errors import FederationError
 from fedmes.version import __version__
 
 # seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
 START_LIMIT = 600.0
+CONNECTIONS = 10_000  # that all sites may have, which share an address
 SETTINGS = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # it would fetch its own torch
     # seconds; a new client process for each message waits for it
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-    "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",  # the sites share this machine
-    "PYTHONUNBUFFERED": "1",
-    "NO_COLOR": "1",
 }
 FLWR_COMMANDS = Path(__file__).with_name("flwr_commands.py")
 APP = f"""[project]
@@ -95,24 +89,17 @@ class Federation:
 
     def start(self) -> None:
         """SuperLink, node keys, SuperNodes; a run waits until these are connected."""
-        for old in ("tls", "home", "database"):
+        for old in ("tls", "home", "superlink"):
             shutil.rmtree(self.folder / old, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        for new in ("tls", "home", "database", "log"):
+        for new in ("tls", "home", "log"):
             (self.folder / new).mkdir(exist_ok=True)
         if self._own_app:
             self.app.mkdir(exist_ok=True)
             (self.app / "pyproject.toml").write_text(APP)
         self._tls = make_server(self.folder / "tls")
-        self._port, *self._site_ports = free_ports(1 + len(self.sites))
-        home = self.folder / "home" / "operator"
-        home.mkdir()
-        (home / "config.toml").write_text(
-            '[superlink]\ndefault = "federation"\n\n'
-            f'[superlink.federation]\naddress = "127.0.0.1:{self._port}"\n'
-            f"root-certificates = {json.dumps(str(self._tls.authority))}\n"
-        )
+        self._port = free_port()
         self._supervisor = Supervisor(self.folder)
         self.start_superlink()
         self._register()
@@ -122,27 +109,25 @@ class Federation:
     def start_superlink(self) -> None:
         """Start the SuperLink, also again with the database it had; wait until it answers."""
         command = [
-            script("flower-superlink"),
-            "--host", "127.0.0.1", "--port", str(self._port),
-            "--ssl-ca-certfile", str(self._tls.authority),
-            "--ssl-certfile", str(self._tls.certificate),
-            "--ssl-keyfile", str(self._tls.key),
-            "--enable-supernode-auth", "--disable-runtime-dependency-installation",
-            "--database", str(self.folder / "database" / "state.db"),
+            sys.executable, "-P", "-m", "fedmes", "federation", "superlink",
+            str(self.folder / "superlink"), "--host", "127.0.0.1", "--port", str(self._port),
+            "--certificate", str(self._tls.certificate), "--key", str(self._tls.key),
+            "--per-address", str(CONNECTIONS),
         ]  # fmt: skip
         self._keep("superlink", command, restart=False)
         until = time.monotonic() + START_LIMIT
-        while not _answers(self._port):
+        while not _answers(private.socket_of(self.folder / "superlink")):
             if not self.supervisor.alive("superlink") or time.monotonic() > until:
                 raise self._failure("the SuperLink does not start", "superlink")
             time.sleep(0.05)
 
     def _start_site(self, k: int) -> None:
         arguments = site.supernode_arguments(
-            self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority, self._site_ports[k]
+            self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority
         )
         # One that is killed is started again until the SuperLink accepts it, within a minute.
-        self._keep(f"site{k}", [script("flower-supernode"), *arguments], restart=True)
+        command = private.command("flower-supernode", *arguments)
+        self._keep(f"site{k}", command, restart=True)
 
     def submit(self, **run_config: str | int | float | bool) -> None:
         """Begin a run of the app with these values in its run configuration."""
@@ -189,8 +174,10 @@ class Federation:
             return []
         return self._supervisor.pids()
 
-    def ports(self) -> list[int]:
-        return [self._port, *self._site_ports]
+    @property
+    def port(self) -> int:
+        """The only one on which anything of this federation listens."""
+        return self._port
 
     def stop(self) -> None:
         """End all processes. Safe to call at any time, also twice."""
@@ -205,15 +192,16 @@ class Federation:
     def _keep(self, name: str, command: Sequence[str], restart: bool) -> None:
         home = self.folder / "home" / name
         home.mkdir(exist_ok=True)
-        self.supervisor.keep(name, command, self.log / f"{name}.log", environment(home), restart)
+        environment = private.environment(home, private.socket_of(home)) | SETTINGS
+        self.supervisor.keep(name, command, self.log / f"{name}.log", environment, restart)
 
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
         log = self.log / f"{name}.log"
         log.write_bytes(b"")
         # -P: modules of its folder are not to hide those of others
         command = [sys.executable, "-P", str(FLWR_COMMANDS), json.dumps(commands)]
-        home = self.folder / "home" / "operator"
-        self.supervisor.keep(name, command, log, environment(home), restart=False)
+        environment = operator_environment(self.folder / "superlink")
+        self.supervisor.keep(name, command, log, environment, restart=False)
 
     def _register(self) -> None:
         commands = []
@@ -230,37 +218,16 @@ class Federation:
         return FederationError(f"{what}; the last lines of {log}:\n{_tail(log)}")
 
 
-def environment(home: Path) -> Mapping[str, str]:
-    scripts = sysconfig.get_path("scripts")  # Flower starts its parts by name
-    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
-    return {**os.environ, **SETTINGS, "FLWR_HOME": str(home), "PATH": path}
+def free_port() -> int:
+    with socket.socket() as mine:
+        mine.bind(("127.0.0.1", 0))
+        port: int = mine.getsockname()[1]
+        return port
 
 
-def script(name: str) -> str:
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    found = shutil.which(name, path=path)
-    if found is None:
-        raise FederationError(f"the command {name} is not there, though Flower is installed")
-    return found
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as mine:
+        return mine.connect_ex(str(path)) == 0
 
 
 def _run_status(log: str) -> str:

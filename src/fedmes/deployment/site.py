@@ -71,23 +71,19 @@ def fingerprint(folder: Path) -> str:
         raise UserError(f"{folder / 'key.pub'}: not a site's public key ({error})") from None
 
 
-def supernode_arguments(
-    directory: Path, superlink: str, authority: Path | str, port: int
-) -> list[str]:
+def supernode_arguments(directory: Path, superlink: str, authority: Path) -> list[str]:
     """What `flower-supernode` is started with."""
     return [
         "--superlink", superlink,
         "--root-certificates", str(authority),
         "--auth-supernode-private-key", str(directory / "key"),
         "--node-config", f"site={json.dumps(str(directory))}",
-        "--port", str(port),
     ]  # fmt: skip
 
 
 def instructions(directory: Path, name: str, facts: Path) -> str:
     """What the site's owner does next."""
-    arguments = supernode_arguments(directory, "HOST:8443", "ca.crt", 9094)
-    command = shlex.join(["flower-supernode", *arguments])
+    command = shlex.join(["fedmes", "site", "start", str(directory)])
     return (
         f"site {name} is in {directory}; its data stays where it is\n\n"
         f"send this line to the federation's operator (it is public; {directory / 'key'} is not):\n"
@@ -95,5 +91,5 @@ def instructions(directory: Path, name: str, facts: Path) -> str:
         f"its fingerprint, which the operator reads back to you: {fingerprint(directory)}\n\n"
         f"and this file, with what is said above and nothing else of the data:\n{facts}\n\n"
         f"once it is registered, with the operator's ca.crt and address:\n"
-        f"FLWR_TELEMETRY_ENABLED=0 OMP_NUM_THREADS=1 {command}"
+        f"{command} --superlink HOST:8443 --authority ca.crt"
     )

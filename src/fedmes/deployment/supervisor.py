@@ -158,12 +158,9 @@ class Supervisor:
             kept.due = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (kept.deaths - 1))
 
     def _start(self, kept: Kept) -> None:
-        command = list(kept.command)
-        if LINUX:
-            command = [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *command]
         with kept.log.open("ab") as log:
             kept.process = subprocess.Popen(
-                command,
+                tied(kept.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -207,6 +204,13 @@ def _end(living: Callable[[], list[int]]) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, to be ended, on Linux, when the thread that starts it has ended."""
+    if not LINUX:
+        return list(command)
+    return [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *command]
 
 
 def _marked(mark: bytes) -> list[int]:

@@ -14,16 +14,15 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as dump
 
+from fedmes.common.files import locked as locked
 from fedmes.common.files import replace_private, sync
 from fedmes.errors import UserError
 from fedmes.results import growing_rows
@@ -117,17 +116,6 @@ def clear(run: Path) -> None:
     (run / FOLDER / growing_rows.FILE).unlink(missing_ok=True)
     with suppress(OSError):
         (run / FOLDER).rmdir()
-
-
-@contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """One process per directory. The system frees the lock of a process that has been killed."""
-    try:
-        lock = FileLock(run / ".lock").acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"{run}: another process is working in this directory") from None
-    with lock:
-        yield
 
 
 class Schedule:

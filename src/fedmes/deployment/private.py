@@ -1,0 +1,138 @@
+"""A program: one of Flower's, which other users of the machine cannot reach.
+
+Flower serves its control and runtime interfaces on a TCP port, to whoever connects, and whoever
+connects can run code. Here they are served on a Unix socket in a folder of their owner, and
+Flower's own clients connect to that; file permissions say who may. Between sites and SuperLink is
+the front (front.py). The token of a task goes by the environment, since every user of a machine
+can read the arguments of all processes.
+
+Flower has no options for this, so some of its classes are changed in its processes, here alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from fedmes.errors import UserError
+
+SOCKET = "FEDMES_SOCKET"  # where a process finds the socket; what it starts finds it there, too
+TOKEN = "FEDMES_TASK_TOKEN"
+LONGEST = 100  # bytes of a socket's path that all systems take
+SERVERS = ("flower-superlink", "flower-supernode")
+CLIENTS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # it would fetch its own torch
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONUNBUFFERED": "1",
+    "NO_COLOR": "1",
+}
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """One of Flower's programs, to be started in an `environment` with a socket."""
+    # -P: modules of the working directory are not to hide those of others
+    return [sys.executable, "-P", "-m", "fedmes.deployment.private", name, *arguments]
+
+
+def environment(home: Path, socket: Path) -> dict[str, str]:
+    """Of Flower's programs with this home, at this socket."""
+    scripts = sysconfig.get_path("scripts")
+    path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **SETTINGS, "FLWR_HOME": str(home), "PATH": path, SOCKET: str(socket)}
+
+
+def socket_of(folder: Path) -> Path:
+    """The socket of a process that works in this folder of its owner's."""
+    near = folder.resolve() / "socket"
+    if len(os.fsencode(near)) <= LONGEST:
+        return near
+    digest = hashlib.sha256(os.fsencode(near)).hexdigest()[:16]
+    far = Path(tempfile.gettempdir()) / f"fedmes-{os.getuid()}-{digest}"
+    far.mkdir(mode=0o700, exist_ok=True)
+    found = far.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o170077 != 0o040000:
+        raise UserError(f"{far}: another user can write there; remove it")
+    return far / "socket"
+
+
+def connect(path: str) -> None:
+    """In this process, Flower's clients of the control and runtime interfaces use the socket."""
+    import httpx
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+    from flwr.supercore.protobuf.client import ProtobufClient
+    from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
+
+    def init(client: ProtobufClient, base_url: str, **options: Any) -> None:
+        ProtobufClient.__init__(client, "http://socket", **options)
+        timeout = client._client.timeout
+        client._client.close()
+        transport = httpx.HTTPTransport(uds=path)
+        client._client = httpx.Client(transport=transport, timeout=timeout)
+
+    ControlHttpClient.__init__ = init  # type: ignore[method-assign,assignment]
+    RuntimeHttpClient.__init__ = init  # type: ignore[method-assign,assignment]
+
+
+def _listen(path: str) -> None:
+    """In this process, whatever Uvicorn serves is served on the socket."""
+    import uvicorn
+
+    original = uvicorn.Config.__init__
+
+    def init(config: uvicorn.Config, *arguments: Any, **options: Any) -> None:
+        original(config, *arguments, **options)
+        config.uds = path
+        config.ssl_certfile = None
+        config.ssl_keyfile = None
+
+    uvicorn.Config.__init__ = init  # type: ignore[method-assign,assignment]
+
+
+class _Popen(subprocess.Popen[Any]):
+    """Starts Flower's programs, which it calls by their names, as this one."""
+
+    def __init__(self, arguments: Any, **options: Any) -> None:
+        if isinstance(arguments, list) and arguments[0] in CLIENTS:
+            arguments, secret = _without_token(arguments)
+            arguments = command(*arguments)
+            options["env"] = {**(options.get("env") or os.environ), **secret}
+        super().__init__(arguments, **options)
+
+
+def _without_token(arguments: Sequence[str]) -> tuple[list[str], Mapping[str, str]]:
+    if "--token" not in arguments:
+        return list(arguments), {}
+    place = arguments.index("--token")
+    return [*arguments[:place], *arguments[place + 2 :]], {TOKEN: arguments[place + 1]}
+
+
+def main() -> None:
+    name = sys.argv[1]
+    path = os.environ[SOCKET]
+    token = os.environ.pop(TOKEN, None)
+    sys.argv = sys.argv[1:]
+    if token is not None:
+        sys.argv += ["--token", token]
+    if name in SERVERS:
+        _listen(path)
+    else:
+        connect(path)
+    if name in (*SERVERS, "flower-superexec"):
+        subprocess.Popen = _Popen  # type: ignore[misc,assignment]
+    (found,) = entry_points(group="console_scripts", name=name)
+    sys.exit(found.load()())
+
+
+if __name__ == "__main__":
+    main()
