@@ -13,7 +13,7 @@ if __name__ == "__main__":
 
     from fedmes.deployment import private
 
-    private.connect(os.environ[private.SOCKET])
+    private.connect("flwr", os.environ[private.SOCKET])
     try:
         for command in json.loads(sys.argv[1]):
             app(command, standalone_mode=False)

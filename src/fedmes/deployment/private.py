@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,17 @@ def socket_of(folder: Path) -> Path:
     return far / "socket"
 
 
-def connect(path: str) -> None:
-    """In this process, Flower's clients of the control and runtime interfaces use the socket."""
+def connect(name: str, path: str) -> None:
+    """In this process, which is the program of this name, Flower's clients of the control or
+    runtime interface use the socket."""
     import httpx
-    from flwr.supercore.control.control_http_client import ControlHttpClient
     from flwr.supercore.protobuf.client import ProtobufClient
-    from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient
+
+    kind: type[ProtobufClient]
+    if name == "flwr":
+        from flwr.supercore.control.control_http_client import ControlHttpClient as kind
+    else:
+        from flwr.supercore.runtime.runtime_http_client import RuntimeHttpClient as kind
 
     def init(client: ProtobufClient, base_url: str, **options: Any) -> None:
         ProtobufClient.__init__(client, "http://socket", **options)
@@ -80,8 +85,7 @@ def connect(path: str) -> None:
         transport = httpx.HTTPTransport(uds=path)
         client._client = httpx.Client(transport=transport, timeout=timeout)
 
-    ControlHttpClient.__init__ = init  # type: ignore[method-assign,assignment]
-    RuntimeHttpClient.__init__ = init  # type: ignore[method-assign,assignment]
+    kind.__init__ = init  # type: ignore[method-assign,assignment]
 
 
 def _listen(path: str) -> None:
@@ -127,11 +131,11 @@ def main() -> None:
     if name in SERVERS:
         _listen(path)
     else:
-        connect(path)
+        connect(name, path)
     if name in (*SERVERS, "flower-superexec"):
         subprocess.Popen = _Popen  # type: ignore[misc,assignment]
-    (found,) = entry_points(group="console_scripts", name=name)
-    sys.exit(found.load()())
+    (program,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
+    sys.exit(program.load()())
 
 
 if __name__ == "__main__":
