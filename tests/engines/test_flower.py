@@ -292,7 +292,7 @@ def test_without_flower_the_rest_works(tmp_path):
     )
     assert (
         done.returncode == 2
-        and "pip install 'fedmes[flower]'" in done.stderr
+        and "pip install 'fedmes[simulation]'" in done.stderr
         and "Traceback" not in done.stderr
     )
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -157,7 +158,7 @@ def execute(
     config = prepared.config
     directory = out or default_directory(config)
     # that it is not installed is said first
-    flower = _flower(config)
+    flower = _flower(config, simulated=grid is None)
     second = directory / run_dir.AGAIN
     if not again and not second.is_dir() and (result := _reused(prepared, directory)) is not None:
         return result
@@ -256,18 +257,17 @@ def local_engine(prepared: Prepared) -> Engine:
     return StackedEngine(*parts, engine.stack, bool(engine.compile), prepared.protocols)
 
 
-def _flower(config: Config) -> ModuleType | None:
-    """What runs clients on sites of their own; None for the other engines."""
+def _flower(config: Config, simulated: bool) -> ModuleType | None:
+    """What runs clients on sites of their own; None for the other engines. `simulated`: in Flower's
+    simulation, which needs Ray."""
     if config.engine.name != "flower":
         return None
     if config.output.predictions:
         raise UserError("output.predictions: with engine flower, test samples stay with sites")
-    try:
-        from fedmes.experiment import simulation
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("flwr", "ray"):
-            raise
-        raise UserError("engine flower needs Flower: pip install 'fedmes[flower]'") from None
+    if find_spec("flwr") is None or (simulated and find_spec("ray") is None):
+        raise UserError("engine flower needs Flower and Ray: pip install 'fedmes[simulation]'")
+    from fedmes.experiment import simulation
+
     return simulation
 
 
