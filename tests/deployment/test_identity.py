@@ -7,8 +7,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
-from cryptography.hazmat.primitives import serialization
-
 from fedmes import config
 from fedmes.config import growth
 from fedmes.deployment import server, site
@@ -39,19 +37,6 @@ def folders(tmp_path):
     return [*found, stranger]
 
 
-def pem(folder):
-    key = serialization.load_ssh_public_key((folder / "key.pub").read_bytes())
-    return key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-
-
-def grid_of(folders):
-    grid = inprocess.at_sites(folders)
-    grid.keys = dict(enumerate(map(pem, folders)))
-    return grid
-
-
 def agreed(keys=()):
     found = growing.federation("fedavg", NAMES, CLASSES, **LINEAR)
     return found.with_({"federation.keys": list(keys)})
@@ -70,7 +55,7 @@ def test_the_fingerprint_is_the_one_that_ssh_prints(folders):
 def test_a_name_belongs_to_a_key(folders, first, tmp_path, caplog):
     keys = list(map(site.fingerprint, folders))
     order = [folders[first], folders[1], folders[2 - first]]
-    grid = grid_of(order)
+    grid = inprocess.at_sites(order)
     stranger = 100 + order.index(folders[2])
     with caplog.at_level("INFO", logger="fedmes.federation"):
         result = server.serve(grid, agreed(keys[:2]), tmp_path / "out")
@@ -86,14 +71,14 @@ def test_a_refusal_in_anothers_name_counts_for_nobody(folders, tmp_path):
     """It would propose classes, or have the site reported as left out."""
     keys = list(map(site.fingerprint, folders))
     (folders[2] / "site.toml").write_text('name = "berlin"\ndata = "/nowhere"\n')
-    result = server.serve(grid_of(folders), agreed(keys[:2]), tmp_path / "out")
+    result = server.serve(inprocess.at_sites(folders), agreed(keys[:2]), tmp_path / "out")
     assert list(result.sites_left_out) == ["node 102"]
     assert result.notes == [f"node 102: {result.sites_left_out['node 102']}"]
 
 
 def test_a_second_node_of_a_taken_name_is_refused_without_keys_too(folders, tmp_path, caplog):
     with caplog.at_level("INFO", logger="fedmes.federation"):
-        result = server.serve(grid_of(folders), agreed(), tmp_path / "out")
+        result = server.serve(inprocess.at_sites(folders), agreed(), tmp_path / "out")
     said = "node 102 says that it is berlin, which node 100 is already"
     assert said in caplog.text
     assert result.notes == [f"{said} (1 times)"]
@@ -104,7 +89,7 @@ def test_a_second_node_of_a_taken_name_is_refused_without_keys_too(folders, tmp_
 @pytest.mark.slow
 def test_a_name_is_free_again_when_its_node_has_gone(folders, tmp_path, caplog):
     """As that of a SuperNode without a key, which is another node each time that it starts."""
-    grid = grid_of(folders)
+    grid = inprocess.at_sites(folders)
     trained = []
 
     def away(k, message):
@@ -132,10 +117,12 @@ def test_keys_are_checked(folders):
 @pytest.mark.slow
 def test_a_site_gets_a_new_key_and_keeps_its_place(folders, tmp_path):
     keys = list(map(site.fingerprint, folders))
-    server.serve(grid_of(folders[:2]), agreed(keys[:2]), tmp_path / "out")
+    server.serve(inprocess.at_sites(folders[:2]), agreed(keys[:2]), tmp_path / "out")
     renewed = [keys[2], keys[1]]
     shutil.copytree(folders[0] / "client", folders[2] / "client")
-    result = server.serve(grid_of([folders[2], folders[1]]), agreed(renewed), tmp_path / "out")
+    result = server.serve(
+        inprocess.at_sites([folders[2], folders[1]]), agreed(renewed), tmp_path / "out"
+    )
     assert result.sites_left_out == {} and result.config.federation.keys == renewed
 
 

@@ -134,7 +134,7 @@ def test_site_init(tmp_path, pictures):
     assert isinstance(private.curve, ec.SECP384R1)
     assert private.public_key() == public
     assert (folder / "key.pub").read_text() in out and "PRIVATE" not in out
-    assert f"--auth-supernode-private-key {folder / 'key'} --node-config 'site=\"{folder}\"'" in out
+    assert f"fedmes site start {folder} --superlink HOST:8443 --authority ca.crt\n" in out
 
     before = (folder / "key").read_bytes()
     status, _, err = fedmes("site", "init", "here", "--data", "pictures", cwd=tmp_path)

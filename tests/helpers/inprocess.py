@@ -1,6 +1,7 @@
 """Flower's grid without processes: messages go to the client app and back, through their bytes, in
 this process; and a clock for whoever waits for them."""
 
+from cryptography.hazmat.primitives import serialization
 from flwr.app import Context, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.node_pb2 import NodeInfo
@@ -102,7 +103,19 @@ def simulated(directory, clients):
 
 
 def at_sites(folders):
-    return Grid(site_app, [{"site": str(folder)} for folder in folders])
+    grid = Grid(site_app, [{"site": str(folder)} for folder in folders])
+    for k, folder in enumerate(folders):
+        if (folder / "key.pub").is_file():
+            grid.keys[k] = _public_key(folder / "key.pub")
+    return grid
+
+
+def _public_key(path):
+    """As Flower passes it on."""
+    key = serialization.load_ssh_public_key(path.read_bytes())
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 class Federation:

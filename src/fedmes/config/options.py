@@ -40,8 +40,8 @@ class Engine(Section):
         "auto",
         "engine: auto, loop, stacked or flower. `loop`: one client after the other; `stacked`: all "
         "clients of all seeds at once; `flower`: each client as a node in Flower's simulation "
-        "(`pip install 'fedmes[simulation]'`); `auto`: stacked on a GPU and, on a CPU, for `linear`, "
-        "`mlp` and cached features, else loop.",
+        "(`pip install 'fedmes[simulation]'`); `auto`: stacked on a GPU and, on a CPU, for "
+        "`linear`, `mlp` and cached features, else loop.",
         flag="--engine",
         metavar="NAME",
     )
