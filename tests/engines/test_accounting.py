@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from fedmes import config
+from fedmes.cli import render
 from fedmes.common.gaussian_mechanism import delta_of, epsilon_of, noise_for
 from fedmes.engines.ledger import Ledger
 from fedmes.errors import UserError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
+from fedmes.report import sections
 from fedmes.results import run_dir, status
 from helpers.engine_runs import prepared_with
 
@@ -114,6 +116,7 @@ def test_an_account_survives_its_file():
 # --- a budget -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_budget_ends_a_run_before_it_is_exceeded(tmp_path):
     """The third round would use samples of the memory for the third time or more."""
     free = runner.execute(prepare(config.load(None, TINY)), tmp_path / "free")
@@ -136,11 +139,14 @@ def test_a_budget_ends_a_run_before_it_is_exceeded(tmp_path):
     assert (
         about.epsilon == {"sample": spent[1]} and f"epsilon {spent[1]:.3g} (sample)" in about.words
     )
+    words = f"differential privacy: epsilon {spent[1]:.3g} for every sample, at delta 1e-05"
+    assert words in map(str, render._footer(stored)) and words in sections._notes(stored, 0)
     # to resume it gains nothing
     again = runner.execute(limited, tmp_path / "limited", resume=True)
     assert again.stopped == result.stopped and len(again.rounds) == len(result.rounds)
 
 
+@pytest.mark.slow
 def test_an_account_goes_on_after_a_resume(tmp_path):
     whole = runner.execute(prepare(config.load(None, TINY)), tmp_path / "whole")
     prepared = prepare(config.load(None, TINY | {"checkpoint.every": "round"}))

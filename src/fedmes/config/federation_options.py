@@ -197,7 +197,7 @@ class Privacy(Section):
     clip: AboveZero | None = option(
         None,
         "maximum norm of an update that leaves a site (Flower; "
-        "[what it protects](deployment.md#clipping-and-noise))",
+        "[what it protects](privacy.md#noise-on-updates))",
         unset="none",
     )
     epsilon: AboveZero | None = option(
@@ -208,7 +208,7 @@ class Privacy(Section):
     sample_clip: AboveZero | None = option(
         None,
         "maximum norm of one sample's gradient: DP-SGD, in every engine "
-        "([what it protects](privacy.md))",
+        "([what it protects](privacy.md#noise-on-gradients))",
         unset="none",
     )
     noise_multiplier: NotNegative = option(
