@@ -85,6 +85,11 @@ def test_what_the_defaults_allow(place):
             "max_epsilon = 4.0: privacy.epsilon is 8.0",
         ),
         (
+            "max_epsilon = 4.0",
+            {"privacy.clip": 1.0, "privacy.epsilon": 4.0, "privacy.delta": 0.5},
+            "max_delta = 1e-05: privacy.delta: 0.5",
+        ),
+        (
             "secure_aggregation = true",
             {},
             "secure_aggregation = true: privacy.secure_aggregation is off",

@@ -53,6 +53,7 @@ class Policy(BaseModel):
     max_epsilon: AboveZero | None = line(
         None, "privacy.epsilon must be set, and not be larger: noise on every update"
     )
+    max_delta: AboveZero = line(1e-5, "privacy.delta must not be larger, where max_epsilon is set")
     secure_aggregation: bool = line(
         False, "true: updates leave only inside sums (privacy.secure_aggregation)"
     )
@@ -110,6 +111,8 @@ class Policy(BaseModel):
         privacy = config.privacy
         self._required("max_clip", privacy.clip, "privacy.clip")
         self._required("max_epsilon", privacy.epsilon, "privacy.epsilon")
+        if self.max_epsilon is not None:
+            self._at_most("max_delta", privacy.delta, "privacy.delta")
         if self.secure_aggregation and not privacy.secure_aggregation:
             raise self.refusal("secure_aggregation", "privacy.secure_aggregation is off")
 
