@@ -180,3 +180,18 @@ def test_a_run_says_what_it_will_train_on(tmp_path):
         "  north: jan (16 + 4), feb (16 + 4)",
         "  south: jan (16 + 4), feb (16 + 4)",
     ]
+
+
+@pytest.mark.flower
+def test_a_folder_of_tables_becomes_sites(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
+    from fedmes.deployment.up import sites_of_custom_data
+
+    (tmp_path / "sites").mkdir()
+    whole = machines(tmp_path)
+    for site in ("north", "south"):
+        _of_site(whole, site, tmp_path / "sites")
+    options = SHORT | {"data": str(tmp_path / "sites"), "engine.name": "flower"}
+    known, sites = sites_of_custom_data(config.load(None, options), tmp_path / "sites")
+    assert sites["north"] == {"data": str(tmp_path / "sites/north.csv")}
+    assert known.config.federation.columns == ["force", "wear", "metal=brass", "metal=steel"]

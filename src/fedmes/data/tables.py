@@ -262,7 +262,7 @@ def _is_of_values(cells: Cells) -> bool:
 
 def _numbers(cells: Cells, name: str, path: Path | str) -> NDArray[np.float64]:
     try:
-        found = np.array(cells).astype(np.float64)
+        found = np.fromiter(map(float, cells), np.float64, len(cells))
     except (TypeError, ValueError):
         found = np.array([_checked(cell, row, name, path) for row, cell in enumerate(cells, 1)])
     with np.errstate(over="ignore"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmes.config.options import Config
+from fedmes.data import tables
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.deployment.policy import Policy
@@ -76,10 +77,11 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
 
 
 def sites_of_custom_data(config: Config, data: Path) -> tuple[Blueprint, dict[str, dict[str, Any]]]:
-    """What the sites agree on, and each client's folder as a site's data."""
+    """What the sites agree on, and each client's folder or table as a site's data."""
     if not data.is_dir():
         raise UserError(
-            "federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/*"
+            "federation up: --data must be a folder, laid out as CLIENT/TASK/train|test/CLASS/* "
+            "or CLIENT.csv"
         )
     agreed = agreement(config)
     if "clients" in config.model_fields_set and config.clients != agreed.clients:
@@ -87,7 +89,10 @@ def sites_of_custom_data(config: Config, data: Path) -> tuple[Blueprint, dict[st
             f"sites: {config.clients} asked for, but {data} has {agreed.clients}; "
             "leave the option out"
         )
-    sites = {name: {"data": str(data / name)} for name in agreed.federation.sites}
+    tables_of = {path.stem: path for path in tables.of_sites(data)}
+    sites = {}
+    for name in agreed.federation.sites:
+        sites[name] = {"data": str(tables_of.get(name, data / name))}
     return sites_blueprint(agreed), sites
 
 
