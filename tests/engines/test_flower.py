@@ -69,6 +69,25 @@ def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("attack", ["sign-flip", "label-flip"])
+def test_attackers_are_the_same_on_sites(attack, tmp_path):
+    options = TINY | {
+        "method": "fedavg", "rounds": 1, "faults.attackers": 0.34, "faults.attack": attack,
+        "server.robust": "median",
+    }  # fmt: skip
+    want = loop(tmp_path / "loop", options)
+    got = flower(tmp_path / "flower", options)
+    for name, table in want.accuracy.items():
+        np.testing.assert_array_equal(table, got.accuracy[name])
+    assert np.isnan(got.acc).all(axis=(2, 3)).sum() == 1
+    weights = "seed0/global.safetensors"
+    same = (tmp_path / "loop" / weights).read_bytes() == (
+        tmp_path / "flower" / weights
+    ).read_bytes()
+    assert same
+
+
+@pytest.mark.slow
 def test_the_same_in_flowers_own_simulation(tmp_path, monkeypatch):
     for module in (engine, exchange):  # other processes work while the server waits
         monkeypatch.setattr(module, "time", time)

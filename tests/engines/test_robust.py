@@ -174,6 +174,10 @@ def test_real_sites_are_clipped_by_default():
     assert rule(method="fedmes", **{"server.robust": "median"}) == "median"
     assert rule(method="fedmes", **{"server.robust": "none"}) == "none"
     assert rule(method="fedweit") is None
+    secure = {"privacy.secure_aggregation": True}
+    assert rule(method="fedmes", **secure) is None
+    with pytest.raises(UserError, match=r"clip: not with privacy\.secure_aggregation"):
+        rule(method="fedmes", **secure, **{"server.robust": "clip"})
     assert prepared_with({"method": "fedmes"}).config.server.robust is None
     with pytest.raises(ValidationError, match="only a simulation has attackers"):
         Config.model_validate(config.load(None, agreed).as_dict() | {"faults": {"attackers": 0.5}})

@@ -7,8 +7,9 @@ import pytest
 from matplotlib.colors import to_hex
 
 from fedmes.cli import app as cli
-from fedmes.studies import figures, runs
-from fedmes.studies.runs import Scope
+from fedmes.engines import robust
+from fedmes.studies import attacks, figures, runs
+from fedmes.studies.runs import Outcome, Scope
 from helpers.tiny_studies import put, reproduce, rows, tiny
 
 # --- tables beside the paper's numbers, of results made by hand -----------------------------------
@@ -163,3 +164,19 @@ def test_a_method_beyond_the_papers_may_join(tmp_path):
         put(trial, 0.5, nolip=0.4)
     methods = [row["method"] for row in rows(reproduce(scope, None))]
     assert methods == ["fedmes-nolip", "fedmes", "knn-per-nolip", "knn-per"]
+
+
+def test_rules_stand_beside_attacks(tmp_path):
+    scope = Scope("attacks", tmp_path, methods=("fedavg",), seeds=(0,))
+    found = {trial.line.label: trial for trial in runs.wanted(scope)}
+    assert len(found) == 6 * 9
+    (table, *_) = attacks.attacks([Outcome(trial, None) for trial in found.values()])
+    assert table.heads[:4] == ["server.robust", "no attack", "sign-flip 10%", "sign-flip 30%"]
+    put(found["fedavg-none-honest"], 0.75)
+    put(found["fedavg-clip-scale-30"], 0.5)
+    (table,) = attacks.attacks(list(map(runs.look, found.values())))
+    shown = {row[0]: dict(zip(table.heads, row, strict=True)) for row in table.rows}
+    assert list(shown) == ["none", *robust.POSSIBLE["mean"][1:]]
+    assert shown["none"]["no attack"].mean == 0.75
+    assert shown["clip"]["scale 30%"].mean == 0.5
+    assert shown["clip"]["scale 10%"] == "open"

@@ -48,14 +48,20 @@ def rule_of(method: Method) -> str:
         return config.server.robust
     if config.privacy.secure_aggregation:
         return "none"
-    if config.federation.sites and method.aggregation == "mean":
+    sees_each = method.aggregation == "mean" and not config.privacy.secure_aggregation
+    if config.federation.sites and sees_each:
         return "clip"
     return "none"
 
 
 def check(method: Method) -> None:
-    """Refuse a rule that the method cannot have."""
+    """Refuse a rule that the method cannot have, or a server that sees nothing but sums."""
     rule = rule_of(method)
+    if rule != "none" and method.config.privacy.secure_aggregation:
+        raise UserError(
+            f"server.robust={rule}: not with privacy.secure_aggregation, "
+            "which hides the updates that a rule compares"
+        )
     if rule != "none" and method.config.privacy.secure_aggregation:
         raise UserError(
             f"server.robust={rule}: not with privacy.secure_aggregation, which hides the updates "
