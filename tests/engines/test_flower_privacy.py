@@ -30,6 +30,7 @@ FACTS = {
     "accuracy",
     "undefined",
     "spent",
+    "ahead",
 }
 WORK = {"position", "index", "samples", "report", "seconds", "epsilon"}
 
