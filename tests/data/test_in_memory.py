@@ -153,3 +153,8 @@ def test_what_data_in_memory_cannot_do(tmp_path):
         fedmes.run(data=COLUMNS, engine="flower", out=tmp_path, **TINY)
     with pytest.raises(UserError, match="both given; choose one"):
         fedmes.run(data=COLUMNS, benchmark="split-digits", **TINY)
+
+
+def test_a_run_is_extended_with_files_only(tmp_path):
+    with pytest.raises(fedmes.UserError, match="extend: further data must be a file or a folder"):
+        fedmes.extend(tmp_path, data=COLUMNS)

@@ -18,6 +18,7 @@ from fedmes.config.options import SECTIONS
 from fedmes.config.signature import with_options
 from fedmes.config.trust import check_trust
 from fedmes.data import in_memory
+from fedmes.errors import UserError
 from fedmes.experiment import comparison, runner
 from fedmes.experiment.forget import forgotten
 from fedmes.experiment.prepare import Prepared, prepare
@@ -142,6 +143,10 @@ def extend(
     """Continue a finished run with the tasks of further custom data, as `fedmes extend` does.
     `method`, `model`: the run's custom ones, if any; `trust`: import them from the files that the
     directory names."""
+    if _holds_samples(data):
+        raise UserError(
+            "extend: further data must be a file or a folder; numpy.savez writes arrays"
+        )
     given = runner.named_here(method=method, model=model)
     prepared, state = runner.extended(Path(directory), Path(data), given, trust)
     show = partial(_listening, _listed(on_progress), True)
