@@ -46,8 +46,6 @@ def rule_of(method: Method) -> str:
     config = method.config
     if config.server.robust is not None:
         return config.server.robust
-    if config.privacy.secure_aggregation:
-        return "none"
     sees_each = method.aggregation == "mean" and not config.privacy.secure_aggregation
     if config.federation.sites and sees_each:
         return "clip"
@@ -61,11 +59,6 @@ def check(method: Method) -> None:
         raise UserError(
             f"server.robust={rule}: not with privacy.secure_aggregation, "
             "which hides the updates that a rule compares"
-        )
-    if rule != "none" and method.config.privacy.secure_aggregation:
-        raise UserError(
-            f"server.robust={rule}: not with privacy.secure_aggregation, which hides the updates "
-            "that it compares"
         )
     if rule in POSSIBLE[method.aggregation]:
         return
