@@ -54,9 +54,9 @@ def test_forgetting(tmp_path):
 @pytest.mark.slow
 def test_own_method(tmp_path):
     table, report, clients = shown(executed("own-method", tmp_path))
-    assert "<td>Replay</td>" in table["text/html"] and "image/png" in clients
+    assert "<td>Replay (own)</td>" in table["text/html"] and "image/png" in clients
     assert 'href="report.html"' in report["text/html"]
-    assert "Replay &" in (tmp_path / "table.tex").read_text()
+    assert "Replay (own) &" in (tmp_path / "table.tex").read_text()
 
 
 @pytest.mark.slow

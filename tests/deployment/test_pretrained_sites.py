@@ -277,7 +277,10 @@ def test_a_server_without_data_knows_a_network_of_token_ids(tmp_path):
         np.savez(tmp_path / f"{name}.npz", x=x, y=y, client=zeros, task=zeros, split=split)
         (tmp_path / name).mkdir()
         data = json.dumps(str(tmp_path / f"{name}.npz"))
-        (tmp_path / name / "site.toml").write_text(f'name = "{name}"\ndata = {data}\n')
+        about = (
+            f'name = "{name}"\ndata = {data}\n[policy]\nnetworks = ["{plugins.reference(Words)}"]\n'
+        )
+        (tmp_path / name / "site.toml").write_text(about)
         folders.append(tmp_path / name)
     settled = config.load(
         None,

@@ -266,6 +266,12 @@ def recorder(arrival, **options):
     )
 
 
+def stored(made):
+    """As a checkpoint has it, with the rows that lie beside it."""
+    arrays, about = made.save()
+    return arrays, about | {"rows": made.stored_rows(0)}
+
+
 def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
     """Client 1 begins a round later: its first round of a task is client 0's second."""
     made = recorder("staggered", seeds=[0, 7])
@@ -275,9 +281,8 @@ def test_a_round_takes_as_long_as_its_slowest_client_however_tasks_arrive():
 
     made.record([row(0, 0, 0, 0, 1.0), row(1, 0, 0, 0, 5.0)], [])
     made.record([row(0, 0, 0, 1, 2.0), row(0, 1, 0, 0, 8.0)], [])
-    arrays, about = made.save()
     resumed = recorder("staggered", seeds=[0, 7])
-    resumed.restore(arrays, about)
+    resumed.restore(*stored(made))
     for one in (made, resumed):
         one.record([row(0, 0, 1, 0, 4.0), row(0, 1, 0, 1, 3.0)], [])
         assert one.result(1, [], Origin()).seconds["slowest_client"] == (1 + 8 + 4 + 5) / 2
@@ -287,7 +292,7 @@ def test_a_checkpoint_of_old_knows_what_was_slowest_in_lock_step():
     made = recorder("lockstep")
     for g, seconds in enumerate(((1.0, 3.0), (4.0, 2.0))):
         made.record([RoundRow(0, k, 0, g, {}, 0, 0, seconds[k]) for k in (0, 1)], [])
-    arrays, about = made.save()
+    arrays, about = stored(made)
     del about["slowest_seconds"], about["undefined"]
     resumed = recorder("lockstep")
     resumed.restore(arrays, about)
@@ -302,6 +307,6 @@ def test_who_has_no_accuracy_is_remembered_by_a_checkpoint():
         warnings.simplefilter("error")  # once is enough
         made.record([], [Score(0, 1, 1, {"acc": [(0.0, 0.0)] * 2}, undefined=True)])
     resumed = recorder("lockstep", seeds=[3])
-    resumed.restore(*made.save())
+    resumed.restore(*stored(made))
     (note,) = resumed.result(1, ["another"], Origin()).notes[1:]
     assert "client 1 after task 0 (seed 3), client 1 after task 1 (seed 3);" in note

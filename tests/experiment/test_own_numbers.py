@@ -106,7 +106,7 @@ def test_a_panel_of_its_own_in_the_page(tmp_path):
         4, 2
     )
     (line,) = panels["small"]
-    assert group["runs"][line["run"]]["label"] == "Telling"
+    assert group["runs"][line["run"]]["label"] == "Telling (own)"
     np.testing.assert_allclose(line["y"], pairs.mean(1), rtol=5e-3)  # three digits, however small
     assert max(map(abs, line["y"])) < 1e-4
 

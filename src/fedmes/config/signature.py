@@ -30,6 +30,7 @@ from typing import Any, Literal, TypedDict
 '''
 # What Python takes beside what a file can say: a class, and samples in memory.
 FROM_PYTHON = {"method": "Callable[..., Any]", "model": "Callable[..., Any]", "data": "Any"}
+WIDEST = 100  # columns of a line
 OPTIONS = [name for name in Config.model_fields if name != "custom"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,9 +69,17 @@ def _typed_dict(title: str, keys: Mapping[str, str], words: str) -> str:
         head = [f"{title} = TypedDict(", f'    "{title}",', "    {"]
         inner = [f"    {line}" for line in lines]
         return "\n".join([*head, *inner, "    },", "    total=False,", ")", ""])
-    lines = [f"    {key}: {kind}" for key, kind in keys.items()]
+    lines = [_annotated(key, kind) for key, kind in keys.items()]
     head = [f"class {title}(TypedDict, total=False):", f'    """{words}"""', ""]
     return "\n".join([*head, *lines, ""])
+
+
+def _annotated(key: str, kind: str) -> str:
+    """As the formatter writes it."""
+    line = f"    {key}: {kind}"
+    if len(line) <= WIDEST:
+        return line
+    return f"    {key}: (\n        {kind}\n    )"
 
 
 def _argument(name: str) -> str:

@@ -191,6 +191,7 @@ class Eval(Section):
         False,
         "after each task, also score the next one before it is learned, with the client's model "
         "and with the initial one: forward transfer (`fwt` in `result.json`).",
+        role="output",
     )
 
 
