@@ -27,9 +27,8 @@ from fedmes.deployment.policy import Policy
 from fedmes.errors import FederationError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
-from fedmes.results import checkpoint, run_dir
+from fedmes.results import run_dir
 from helpers import growing
-from helpers.lite0_files import write_weights
 from helpers.waiting import HANGS, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
@@ -46,10 +45,7 @@ def sites(tmp_path_factory):
     root = tmp_path_factory.mktemp("sites")
     folders = [root / f"site{k}" for k in range(2)]
     for k, folder in enumerate(folders):
-        weights = root / f"site{k}.pth"
-        content = {"client": k, "weights": str(weights)}
-        site.create(folder, str(k), content, Policy(max_federations=9))
-        write_weights(weights, 0)
+        site.create(folder, str(k), {"client": k}, Policy(max_federations=9))
     return folders
 
 
@@ -83,14 +79,6 @@ def asked(tmp_path, method, name, **more):
     file.write_text(options.to_toml({}))
     want = runner.execute(prepare(options.with_({"engine.name": "loop"})), tmp_path / "loop")
     return {"config": str(file), "out": str(tmp_path / "out")}, want
-
-
-def lite0(tmp_path):
-    """Of a pretrained network, each site has its own copy."""
-    return {
-        "model.name": "lite0", "model.width": None, "model.size": 32, "synthetic.channels": 3,
-        "model.weights": str(write_weights(tmp_path / "w.pth", 0)),
-    }  # fmt: skip
 
 
 def same(tmp_path, want, sites, name):
@@ -142,11 +130,10 @@ def strangers(federation, sites, tmp_path):
 
 
 def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp_path):
-    """A second run continues from the server's checkpoint, to the same bits, with a backbone that
-    each site has from its own disk; strangers are refused meanwhile."""
+    """A second run continues from the server's checkpoint, to the same bits; strangers are
+    refused meanwhile."""
     refused = dict(strangers(federation, sites, tmp_path))
-    backbone = lite0(tmp_path) | {"model.train": "last:1"}  # FedWeIT needs more than a head
-    run, want = asked(tmp_path, "fedweit", "first", **backbone)
+    run, want = asked(tmp_path, "fedweit", "first")
     federation.submit(**run)
     until_round(tmp_path / "out", 1)
     words = arguments_of(federation.pids())
@@ -158,7 +145,7 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     assert federation.run(timeout=HANGS, **run) == "completed"
     got = same(tmp_path, want, sites, "first")
     assert got.config.engine.name == "flower"
-    assert got.made_from == want.made_from and len(got.made_from["frozen"]) == 64
+    assert got.made_from == want.made_from
     last = (tmp_path / "out/progress.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["rounds_done"] == 2
     stream = (federation.log / "run2.log").read_text()
@@ -265,29 +252,6 @@ def test_a_run_configuration_that_the_app_does_not_know(federation):
         federation.run(HANGS, colour="blue")
 
 
-def test_a_supernode_that_is_killed(federation, sites, tmp_path):
-    """The other one ends the round; the supervisor brings it back, which the next round waits for,
-    and it finds its model and memory where it left them."""
-    run, _ = asked(tmp_path, "fedmes", "second", tasks=3)
-    federation.submit(**run)
-    until_round(tmp_path / "out", 1)
-    starts = federation.supervisor.starts("site1")
-    federation.supervisor.kill("site1")
-    _, before = checkpoint.latest(sites[1] / "second")
-    assert (before["attended"], before["begun"]) == (1, 0)
-    assert federation.wait(timeout=HANGS) == "completed"
-    got = run_dir.load(tmp_path / "out")
-    assert federation.supervisor.starts("site1") > starts
-    rows = {(int(row["client"]), int(row["task"])) for row in got.rounds}
-    assert rows >= {(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)}
-    assert np.isfinite(got.acc[0, 0, 2]).all() and np.isfinite(got.acc[0, 1, 2, [0, 2]]).all()
-    tensors, about = checkpoint.latest(sites[1] / "second")
-    assert about["attended"] == len([row for row in got.rounds if row["client"] == "1"]) >= 2
-    memory = np.load(sites[1] / "second" / "memory.npz")
-    assert {0, 2} <= set(memory["task"].tolist())  # of the first task too
-    assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
-
-
 @pytest.fixture
 def growing_sites(sites, tmp_path):
     """The same SuperNodes for sites whose data grows."""
@@ -301,9 +265,19 @@ def growing_sites(sites, tmp_path):
         (folder / "site.toml").write_text(text)
 
 
+def kill_once_it_is_there(federation, name, line):
+    """The supervisor starts its SuperNode again, and the server asks it again."""
+    log = max(federation.log.glob("run*.log"), key=lambda path: path.stat().st_mtime)
+    until(lambda: line in log.read_text(), line)
+    starts = federation.supervisor.starts(name)
+    federation.supervisor.kill(name)
+    until(lambda: federation.supervisor.starts(name) > starts, f"{name} is started again")
+
+
 def test_a_month_brings_a_class_and_a_site(federation, sites, growing_sites, tmp_path, monkeypatch):
-    """One site alone in the first month; in the second one it has a class that nobody listed, and
-    another site joins. The weights are those of a simulation that knew it all beforehand."""
+    """One site alone in the first month, whose SuperNode is killed; in the second one it has a class
+    that nobody listed, and another site joins. The weights are those of a simulation that knew it
+    all beforehand."""
     run = {"config": str(tmp_path / "config.toml"), "out": str(tmp_path / "out")}
     for month, members in enumerate((["berlin"], ["berlin", "turin"]), start=1):
         for name in members:
@@ -311,7 +285,10 @@ def test_a_month_brings_a_class_and_a_site(federation, sites, growing_sites, tmp
         agreed = growing.federation("fedmes", members, ["c0", "c1"])
         agreed = agreed.with_({"federation.name": "fourth"})
         (tmp_path / "config.toml").write_text(agreed.to_toml({}))
-        assert federation.run(timeout=HANGS, **run) == "completed"
+        federation.submit(**run)
+        if month == 1:
+            kill_once_it_is_there(federation, "site0", "site berlin is there")
+        assert federation.wait(timeout=HANGS) == "completed"
         got = run_dir.load(tmp_path / "out")
         if month == 1:
             reason = "site turin is not among the federation's sites (berlin)"
