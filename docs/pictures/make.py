@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts.md and docs/architecture.md: `python docs/pictures/make.py` trains
+"""The pictures of docs/concepts.md, choose.md and architecture.md: `python docs/pictures/make.py` trains
 twice, for half a minute, for one of them."""
 
 from pathlib import Path
@@ -202,8 +202,49 @@ def rooms():
     return figure
 
 
+def choose():
+    """Which method, and what it reached on Split CIFAR-100 without a task id."""
+    figure, ax = blank(8.2, 3.6)
+    box(ax, 2.7, 3.0, 2.8, 0.45, "Is there a pretrained network\nfor such data?", size=9)
+    box(ax, 0.3, 1.85, 2.9, 0.5, "Is its head all that is trained?", size=9)
+    box(ax, 5.0, 1.85, 2.9, 0.5, "train from scratch", "#f3e3d3", size=9)
+    box(
+        ax,
+        0.05,
+        0.35,
+        2.4,
+        0.85,
+        "fedstats\nsums of features, one round\n.865, .809 at last",
+        "#e0efe6",
+    )
+    box(
+        ax,
+        2.75,
+        0.35,
+        2.4,
+        0.85,
+        "fedmes-plus\nadapters or all layers\n.741 to .770 (128 px)",
+        "#dde7f3",
+    )
+    box(
+        ax,
+        5.45,
+        0.35,
+        2.4,
+        0.85,
+        "fedmes-plus\nreplay, teacher, averages\n.470, .367 at last",
+        "#dde7f3",
+    )
+    arrow(ax, (3.2, 2.98), (1.9, 2.4), "yes", shift=(-0.25, 0.08))
+    arrow(ax, (5.0, 2.98), (6.3, 2.4), "no", shift=(0.2, 0.08))
+    arrow(ax, (1.3, 1.82), (1.25, 1.26), "yes", shift=(-0.22, 0.0))
+    arrow(ax, (2.3, 1.82), (3.6, 1.26), "no", shift=(0.2, 0.06))
+    arrow(ax, (6.5, 1.82), (6.6, 1.26))
+    return figure
+
+
 if __name__ == "__main__":
-    for make in (streams, one_round, memory_twice, rooms, forgetting):
+    for make in (streams, one_round, memory_twice, rooms, choose, forgetting):
         with matplotlib.rc_context(mpl.SETTINGS | {"svg.fonttype": "none"}):
             name = make.__name__.replace("_", "-")
             make().savefig(HERE / f"{name}.svg", metadata={"Date": None, "Creator": None})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad, vmap
 
 from fedmes.models.adapters import LowRank, adapt, adaptable, merge
 from fedmes.models.efficientnet_lite import EfficientNetLite0, SameConv2d
@@ -93,3 +93,26 @@ def test_clients_share_the_frozen_layer():
     for k in range(4):
         alone = functional_call(adapted, {name: p[k] for name, p in own.items()}, (x[k],))
         torch.testing.assert_close(together[k], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_adapted_layer_and_its_gradients_are_those_of_the_formula(bias):
+    """Mapped twice, as over seeds and clients, who share the frozen layer."""
+    torch.manual_seed(0)
+    layer = LowRank(nn.Linear(6, 5, bias=bias), rank=3).double()
+    names = ["up.weight", "down.weight"]
+    params = {
+        name: torch.randn(2, 3, *layer.get_parameter(name).shape, dtype=torch.float64)
+        for name in names
+    }
+    x = torch.randn(2, 3, 4, 7, 6, dtype=torch.float64)
+
+    def adapted(params, x):
+        return functional_call(layer, params, (x,)).sin().sum()
+
+    def formula(params, x):
+        weight = layer.layer.weight + params["up.weight"] @ params["down.weight"]
+        return nn.functional.linear(x, weight, layer.layer.bias).sin().sum()
+
+    found, expected = (vmap(vmap(grad(f, argnums=(0, 1))))(params, x) for f in (adapted, formula))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

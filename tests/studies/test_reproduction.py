@@ -15,7 +15,7 @@ from fedmes.studies.runs import Scope
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = ("paper-results.md", "beyond.md")
-CELL = re.compile(r"\[(\.\d+) ± (\.\d+) / (-?\.\d+)\]\[(r\d+)\]")
+CELL = re.compile(r"\[(\.\d+) ± (\.\d+) / (\.\d+) / (-?\.\d+)\]\[(r\d+)\]")
 TARGET = re.compile(r'^\[(r\d+)\]: (\S+) "(oblivious|masked)(, network alone)?"$', re.M)
 
 
@@ -39,14 +39,15 @@ def test_there_are_cells(page):
 
 
 @pytest.mark.parametrize(
-    "cell", CELLS, ids=lambda cell: f"{Path(cell[3]).parent.name}-{cell[4]}{cell[5]}"
+    "cell", CELLS, ids=lambda cell: f"{Path(cell[4]).parent.name}-{cell[5]}{cell[6]}"
 )
 def test_a_cell_says_what_its_result_says(cell):
-    mean, spread, forgetting, link, score, alone = cell
+    mean, spread, last, forgetting, link, score, alone = cell
     content = json.loads((DOCS / link).read_text(encoding="utf-8"))
     found = content["metrics_nolip" if alone else "metrics"][score]
     accuracy = found["acc_all"]
     assert (mean, spread) == (short(accuracy["mean"], 3), short(accuracy["std"], 3))
+    assert last == short(found["acc_final"]["mean"], 3)
     assert forgetting == short(found["fr"]["mean"], 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,8 @@ def run(
     Python files that only `config_file` names."""
     given, asked = _asked(options)
     config = configuration.load(as_path(config_file), asked)
+    if config.choice:
+        print(config.choice, file=sys.stderr)
     check_trust(config, asked.values(), trust)
     directory = as_path(out)
     if resume:

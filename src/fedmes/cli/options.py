@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -148,6 +149,8 @@ def configuration(given: Mapping[str, Any], custom_sections: Iterable[str] = ())
             options[key] = _value(all_options()[key], value)
     options |= assignments(given["settings"])
     made = config.load(given["config_file"], options, custom_sections)
+    if made.choice:
+        print(made.choice, file=sys.stderr)
     check_trust(made, options.values(), given["trust"], [kind for kind in KINDS if kind in given])
     return made
 

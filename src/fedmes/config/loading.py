@@ -14,6 +14,7 @@ from fedmes.config.benchmarks import BENCHMARKS, OWN_DATA
 from fedmes.config.catalog import options as all_options
 from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import SECTIONS, Config, assign, merge
+from fedmes.config.recommend import recommended
 from fedmes.config.section import Section
 from fedmes.errors import UserError, unknown
 
@@ -33,9 +34,14 @@ def load(
             merge(given, {"custom": {name: given.pop(name)}})
     content: dict[str, Any] = {}
     merge(content, _defaults(given))
+    reason = ""
+    if given.get("method") == "auto":
+        options, reason = recommended(given)
+        merge(content, options)
+        given |= {"method": options["method"]}
     merge(content, given)
     try:
-        return Config.model_validate(content)
+        return Config.model_validate(content).because(reason)
     except ValidationError as error:
         raise _explain(error, path) from None
 

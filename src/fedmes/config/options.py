@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from fedmes.common import plugins
 from fedmes.config.data_options import Data, StreamOptions, Synthetic
@@ -102,6 +102,7 @@ def section(kind: type[Section]) -> Any:
 class Config(Section):
     """The configuration of a run, as asked for: `None` and `auto` leave an option open."""
 
+    _reason: str = PrivateAttr("")
     benchmark: str = option(
         "split-digits",
         "see `fedmes list benchmarks`. With custom data it reads `own-data`.",
@@ -111,7 +112,8 @@ class Config(Section):
     )
     method: str = option(
         "fedmes",
-        "see `fedmes list methods`; or path/to/file.py:Name",
+        "see `fedmes list methods`; or path/to/file.py:Name; or `auto`: what docs/choose.md "
+        "recommends for the network, with the rounds and epochs it needs",
         flag="--method",
         metavar="NAME",
         role="method",
@@ -269,6 +271,16 @@ class Config(Section):
         custom = content.pop("custom", {})
         own = {section: custom[section] for section in custom.keys() & set(sections)}
         return self.model_validate(content | {"method": name, "custom": own})
+
+    def because(self, reason: str) -> Self:
+        """This configuration, whose method was chosen for a reason; empty: somebody asked for it."""
+        self._reason = reason
+        return self
+
+    @property
+    def choice(self) -> str:
+        """Which method `auto` has chosen, and why, as a line; empty: somebody asked for it."""
+        return self._reason and f"method: {self.method} ({self._reason}; docs/choose.md)"
 
     @property
     def method_name(self) -> str:

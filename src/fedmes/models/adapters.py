@@ -8,10 +8,51 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+
+
+class _Joined(torch.autograd.Function):
+    """x weight^T + bias + low up^T, written to memory once.
+
+    As single operations under `vmap`, both sums are passes of their own over all outputs: on an
+    H200 they took 43 % of a ViT's forward pass. x, low and up may have further axes in front, which
+    `vmap` has taken the place of: [..., N, inputs], [..., N, rank], [..., outputs, rank].
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor, up: Tensor) -> Tensor:
+        joined = nn.functional.linear(x.flatten(0, -2), weight, bias)
+        joined = joined.view(-1, x.shape[-2], len(weight))
+        joined.baddbmm_(low.reshape(-1, *low.shape[-2:]), up.reshape(-1, *up.shape[-2:]).mT)
+        return joined.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, weight, _, low, up = inputs
+        ctx.save_for_backward(weight, low, up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, low, up = ctx.saved_tensors
+        return grad @ weight, None, None, grad @ up, grad.mT @ low
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor,
+        bias: Tensor | None, low: Tensor, up: Tensor,
+    ) -> tuple[Tensor, int]:  # fmt: skip
+        """One more axis in front; the frozen layer has none."""
+        own = []
+        for tensor, dim in zip((x, low, up), (in_dims[0], *in_dims[3:]), strict=True):
+            if dim is None:
+                own.append(tensor.expand(info.batch_size, *tensor.shape))
+            else:
+                own.append(tensor.movedim(dim, 0))
+        x, low, up = own
+        return _Joined.apply(x, weight, bias, low, up), 0
 
 
 class LowRank(nn.Module):
@@ -33,8 +74,11 @@ class LowRank(nn.Module):
             self.down = _narrowed(layer, rank)
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.layer, nn.Linear):
-            return self.layer(x) + self._change(x)
+        if isinstance(self.layer, nn.Linear) and isinstance(self.down, nn.Linear):
+            rows = x.flatten(0, -2)
+            frozen = self.layer.weight, self.layer.bias
+            joined: Tensor = _Joined.apply(rows, *frozen, self.down(rows), self.up.weight)
+            return joined.unflatten(0, x.shape[:-1])
         low = self.down(x) if isinstance(self.down, nn.Conv2d) else x
         return self.layer(x) + self._change(low.movedim(1, -1)).movedim(-1, 1)
 
