@@ -45,7 +45,7 @@ from fedmes.models.functional import Net
 from fedmes.scenario import custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
-from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.plan import Plan, Plans, Work
 from fedmes.scenario.source import Source
 from fedmes.scenario.stream import Stream, with_absences
 from fedmes.tensors import Tensors
@@ -163,10 +163,8 @@ def _federations(
     federations = []
     for stream, params in zip(streams, initial, strict=True):
         attackers = config.faults.attacking(config.clients, stream.seed)
-        plans = []
-        for k, size in enumerate(sizes):
-            own = _attacking(work, config.faults) if k in attackers else work
-            plans.append(Plan(stream, k, size, own, source.dataset.y))
+        others = dict.fromkeys(attackers, _attacking(work, config.faults))
+        plans = Plans(stream, sizes, work, source.dataset.y, others)
         scale = first if fixed or stream is streams[0] else source.normalisation(stream)
         federations.append(Federation(stream, plans, params, scale))
     return federations

@@ -11,11 +11,13 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmes.common import keyed_random, limits
 from fedmes.common.keyed_random import Ints
@@ -72,6 +74,49 @@ class Stream:
     @property
     def tasks(self) -> int:
         return max(len(client.tasks) for client in self.clients)
+
+    @cached_property
+    def most_samples(self) -> int:
+        """The training samples of the largest task."""
+        return max(len(task.train) for client in self.clients for task in client.tasks)
+
+    @cached_property
+    def takes_part(self) -> NDArray[np.bool_]:
+        """[round, client]"""
+        return (self.position >= 0) & (self.active > 0)
+
+    @property
+    def participants(self) -> Ints:
+        """The clients that take part in any round."""
+        return np.flatnonzero(self.takes_part.any(axis=0))
+
+    def members(self, g: int) -> Ints:
+        """The clients that take part in global round g, in ascending order."""
+        if g >= len(self.position):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self.takes_part[g])
+
+    def ended(self, g: int) -> Ints:
+        """The clients for which a task that they have trained on ends with global round g."""
+        if g >= len(self.position):
+            return np.zeros(0, np.int64)
+        return self._ended[g]
+
+    @cached_property
+    def _ended(self) -> list[Ints]:
+        """By round; what is true of single clients would take minutes to ask 100,000 of them."""
+        rounds, clients = self.position.shape
+        trained = np.zeros((clients, int(self.position.max(initial=0)) + 1), bool)
+        for g in range(rounds):
+            there = self.members(g)
+            trained[there, self.position[g, there]] = True
+        ended: list[Ints] = []
+        for g in reversed(range(rounds)):
+            there = np.flatnonzero(self.position[g] >= 0)
+            there = there[trained[there, self.position[g, there]]]
+            ended.append(there)
+            trained[there, self.position[g, there]] = False  # it has ended for earlier rounds
+        return ended[::-1]
 
     def known(self, column: int) -> list[int]:
         """For each of a client's tasks, how many it was known to have when that one began."""
