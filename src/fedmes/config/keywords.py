@@ -194,6 +194,7 @@ class ServerKeys(TypedDict, total=False):
     """The server's part of a round."""
 
     fraction: float
+    cohort: int | None
     min_clients: int
     patience: float
     timeout: float

@@ -13,7 +13,8 @@ from fedmes.common.keyed_random import Ints
 from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.methods.base import Batch, ClientContext
-from fedmes.scenario.plan import MANY, Plan, Round
+from fedmes.scenario.plan import Plan, Round
+from fedmes.scenario.population import FEW, MANY
 from fedmes.scenario.stream import Stream
 from fedmes.tensors import Tensors, widened
 
@@ -52,8 +53,9 @@ class Federation:
 
     @property
     def typical(self) -> list[Plan]:
-        """Of the clients that are kept, or of the first many."""
-        return [self.plans[k] for k in self.kept[:MANY]]
+        """Of the clients that are kept; of very many, of the first."""
+        most = MANY if len(self.plans) <= MANY else FEW
+        return [self.plans[k] for k in self.kept[:most]]
 
 
 class Samples:

@@ -108,10 +108,14 @@ def prepare(
 
 def _facts(source: Source, streams: Sequence[Stream], rows: Ints) -> DataFacts:
     stream = streams[0]
-    largest = [0] * len(stream.clients)
-    for each in streams:
-        for k, client in enumerate(each.clients):
-            largest[k] = max(largest[k], sum(len(task.train) for task in client.tasks))
+
+    def largest() -> list[int]:
+        most = [0] * len(stream.clients)
+        for each in streams:
+            for k, client in enumerate(each.clients):
+                most[k] = max(most[k], sum(len(task.train) for task in client.tasks))
+        return most
+
     return DataFacts(
         clients=len(stream.clients),
         tasks=stream.tasks,
@@ -358,7 +362,8 @@ def open_streams(config: Config, source: Source) -> list[Stream]:
     streams = []
     for seed in config.seeds:
         stream = source.stream(seed)
-        stream = with_absences(stream, config.server.fraction, config.faults.drop)
+        server = config.server
+        stream = with_absences(stream, server.fraction, config.faults.drop, server.cohort)
         streams.append(stream.without(config.data.without))
     return streams
 

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.scenario.memory import POLICIES, Traits, admitted_per_task
+from fedmes.scenario.population import MANY
 from fedmes.scenario.stream import Client, Stream
 
 HOLD_BACK = 0.1  # the share of a task that is kept for tuning and never trained on
 NOTHING: Ints = np.zeros(0, np.int64)
-MANY = 1000  # clients of a seed: they are no longer planned before the start
 KEPT = 4 * MANY  # plans of a seed
 
 Bools = NDArray[np.bool_]

@@ -12,7 +12,8 @@ from fedmes.common.keyed_random import Ints
 from fedmes.engines.capacity import wanted_together
 from fedmes.engines.client_data import Federation
 from fedmes.engines.stacked.batches import Grid
-from fedmes.scenario.plan import MANY, Bounds, Plan
+from fedmes.scenario.plan import Bounds, Plan
+from fedmes.scenario.population import FEW, MANY
 
 NOBODY = -1  # on a seat that is left empty
 
@@ -72,6 +73,6 @@ class Rota:
                     numbers[s, i] = plan.steps(g)
                     met.add(plan)
                 steps.append(numbers)
-            if not whole and len(met) >= MANY:
+            if not whole and len(met) >= FEW:
                 break
         return Survey(steps, Bounds.of(met) if whole else Bounds.over(self.all_plans), whole)
