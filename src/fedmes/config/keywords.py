@@ -100,6 +100,7 @@ class StreamKeys(TypedDict, total=False):
     classes_max: int
     partition: str
     arrival: Literal["lockstep", "staggered"]
+    availability: str | None
 
 
 class SyntheticKeys(TypedDict, total=False):

@@ -42,7 +42,7 @@ from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
 from fedmes.models.functional import Net
-from fedmes.scenario import custom
+from fedmes.scenario import availability, custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
 from fedmes.scenario.plan import Plan, Plans, Work
@@ -360,9 +360,13 @@ def _refuse_idle_fit(config: Config) -> None:
 def open_streams(config: Config, source: Source) -> list[Stream]:
     """The tasks of all clients, for each seed, with the rounds in which a client is absent."""
     streams = []
+    server = config.server
+    spans: availability.Spans = {}
+    path = Path(config.stream.availability or "")
+    if config.stream.availability is not None:
+        spans = availability.read(path)
     for seed in config.seeds:
-        stream = source.stream(seed)
-        server = config.server
+        stream = availability.reachable(source.stream(seed), spans, path)
         stream = with_absences(stream, server.fraction, config.faults.drop, server.cohort)
         streams.append(stream.without(config.data.without))
     return streams
