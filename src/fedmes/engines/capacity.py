@@ -19,11 +19,12 @@ from fedmes.scenario.plan import Bounds
 from fedmes.tensors import cast, map_entries
 
 HEADROOM = 0.7  # the part of free memory that is planned with
+ENOUGH = 128  # clients in a step: more at once take more memory and save next to nothing
 
 
 def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
-    """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of
-    two that does."""
+    """Clients (of all seeds) that should be on the device at once: those of the largest round, or
+    the largest power of two that fits; of very many, a part of them."""
     weights, state = _client_bytes(method, federations[0], samples)
     replicas = len(federations) * wanted_together(federations)
     bounds = Bounds.over(f.plans for f in federations)
@@ -33,11 +34,10 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     kept = 2 * state + weights
     width = bounds.batch + bounds.memory
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
-    room = HEADROOM * free_bytes(samples.device)
-    if replicas * (kept + slot) <= room:
+    fit = int(HEADROOM * free_bytes(samples.device) // (kept + slot))
+    if fit >= replicas <= 2 * ENOUGH:
         return replicas
-    fit = max(1, int(room // (kept + slot)))
-    return min(replicas, 2 ** int(math.log2(fit)))
+    return min(replicas, ENOUGH, 2 ** int(math.log2(max(1, fit))))
 
 
 def wanted_together(federations: Sequence[Federation]) -> int:

@@ -39,6 +39,7 @@ from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
+from fedmes.engines.stacked.settlement import Waves
 from fedmes.engines.stacked.timetable import share_out
 from fedmes.errors import first_line
 from fedmes.methods.base import Method
@@ -140,20 +141,21 @@ class StackedEngine:
         compile_seconds = self.compile_seconds
         start = time.perf_counter()
         rows: list[RoundRow] = []
-        waves: list[Tensors] = []  # what a settlement of several needs of each
         count = len(self.rota.waves(g))
+        waves = Waves(self.method, self.server)
         for w in range(count):
             plan = self._planned(g, w, count)
             received = self._train_wave(plan)
             if count == 1:
                 numbers = self._fetched(self._end() | received)
             else:
-                finished = _cloned(self._finish())
-                waves.append(finished)
+                finished = self._finish()
+                waves.add(_votes(finished), finished["client"])
                 numbers = self._fetched(pick(finished, "number") | received)
             rows += _rows(plan, numbers)
         if count > 1:
-            rows = self._settle_waves(rows, waves)
+            codes = waves.settle(self._settle)
+            rows = [replace(row, reason=REJECTIONS[codes[row.seed, row.client]]) for row in rows]
         seconds = time.perf_counter() - start - (self.compile_seconds - compile_seconds)
         rows.sort(key=attrgetter("seed", "client"))
         return [replace(row, seconds=seconds / len(rows)) for row in rows]
@@ -194,7 +196,7 @@ class StackedEngine:
     def _end_round(self) -> Tensors:
         """Upload and average; numbers about each client's part."""
         finished = self._finish_wave()
-        verdict = self._settle(finished)
+        verdict = self._settle(_votes(finished), finished["client"])
         return pick(finished, "number") | {"verdict": verdict}
 
     def _finish_wave(self) -> Tensors:
@@ -219,19 +221,17 @@ class StackedEngine:
             }
         )
 
-    def _settle(self, finished: Tensors) -> Tensor:
+    def _settle(self, votes: Votes, clients: Tensor) -> Tensor:
         """The server's part; a verdict on each client's upload."""
         method = self.method
-        votes = Votes(pick(finished, "upload"), finished["active"], finished["samples"])
-        everybody = method.aggregation != "individual" or self.rota.all_stay
-        if not everybody:  # each upload has a place of its own
-            votes = Votes(*(self._in_place(finished["client"], part) for part in votes))
+        in_order = method.aggregation == "individual" and not self.rota.all_stay
+        if in_order:  # each upload has the place of its client
+            votes = Votes(*(self._in_place(clients, part) for part in votes))
         average, taken, verdict = vmap(partial(settle_round, method))(self.server, votes)
         for name, new in average.items():
             self.server[name].copy_(_where(taken, new, self.server[name]))
-        if not everybody:
-            last = self.rota.clients - 1
-            verdict = verdict.gather(1, finished["client"].clamp(max=last))
+        if in_order:
+            verdict = verdict.gather(1, clients.clamp(max=self.rota.clients - 1))
         return verdict
 
     def _in_place(self, clients: Tensor, values: Any) -> Any:
@@ -242,16 +242,6 @@ class StackedEngine:
         whole = values.new_zeros(self.seeds, self.rota.clients + 1, *values.shape[2:])
         seed = torch.arange(self.seeds, device=self.device)[:, None]
         return whole.index_put((seed, clients), values)[:, :-1]
-
-    def _settle_waves(self, rows: list[RoundRow], waves: list[Tensors]) -> list[RoundRow]:
-        """The server's part, now that all have come and gone."""
-        needed = [name for name in waves[0] if not name.startswith("number.")]
-        whole = {name: torch.cat([wave[name] for wave in waves], dim=1) for name in needed}
-        verdicts = self._settle(whole).tolist()
-        codes: dict[tuple[int, int], int] = {}
-        for s, clients in enumerate(whole["client"].tolist()):
-            codes |= {(s, k): verdicts[s][i] for i, k in enumerate(clients)}
-        return [replace(row, reason=REJECTIONS[codes[row.seed, row.client]]) for row in rows]
 
     def _fetched(self, columns: Tensors) -> dict[str, NDArray[Any]]:
         """The only way back from the device: a few numbers per client, now that the round is
@@ -410,6 +400,10 @@ class StackedEngine:
             lanes.append(plan_lane(works, plans, steps, self.widths, pin))
         fetched = None if self.rota.all_stay else Fetched(self.seats.store, members)
         return WavePlan(members, plans, works, lanes, fetched)
+
+
+def _votes(finished: Tensors) -> Votes:
+    return Votes(pick(finished, "upload"), finished["active"], finished["samples"])
 
 
 def _rows(plan: WavePlan, numbers: dict[str, NDArray[Any]]) -> list[RoundRow]:
