@@ -7,10 +7,15 @@ import torch
 import fedmes
 from fedmes import config
 from fedmes.common import limits
+from fedmes.engines import client_data, loop, server
+from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked import store
 from fedmes.engines.stacked.engine import StackedEngine
+from fedmes.engines.stacked.seats import Seats
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.experiment.prepare import prepare
+from fedmes.results import growing_states
+from fedmes.results.growing_states import GrowingStates
 from fedmes.scenario import partition, plan, population
 from fedmes.scenario.plan import Bounds
 from fedmes.scenario.stream import Stream
@@ -20,14 +25,16 @@ FEW_OF_MANY = AWKWARD | {"clients": 9, "memory": 6, "tasks": 2, "rounds": 3, "se
                          "engine": "stacked"}  # fmt: skip
 
 
-@pytest.fixture
-def many(monkeypatch):
-    """Five clients are many."""
-    for module in (population, partition, plan):
+def five_are_many(monkeypatch):
+    for module in (population, partition, plan, client_data, loop, server):
         monkeypatch.setattr(module, "MANY", 5)
-    monkeypatch.setattr("fedmes.engines.client_data.MANY", 5)
     monkeypatch.setattr("fedmes.engines.stacked.rota.MANY", 2)
     monkeypatch.setattr("fedmes.engines.stacked.rota.FEW", 2)
+
+
+@pytest.fixture
+def many(monkeypatch):
+    five_are_many(monkeypatch)
 
 
 def test_a_cohort_is_exactly_that_many():
@@ -88,23 +95,31 @@ def test_a_client_of_a_population_has_what_a_late_one_of_a_list_has(many, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_whole_run_of_a_population_and_its_resume(many, tmp_path):
-    """Stopped after a round and resumed, it ends with the same files; only who took part is scored
-    and has a directory."""
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_a_whole_run_of_a_population_and_its_resume(many, engine, tmp_path, monkeypatch):
+    """Ended in the middle of a round, while clients come and go, and resumed, it ends with the same
+    files; only who took part is scored and has a directory."""
     options = {"clients": 9, "tasks": 2, "rounds": 2, "epochs": 1, "server": {"cohort": 2},
-               "model": {"name": "mlp", "width": 4}, "method": "fedrep", "memory": 4}  # fmt: skip
+               "model": {"name": "mlp", "width": 4}, "method": "fedrep", "memory": 4,
+               "checkpoint": {"every": "round"}, "engine": engine}  # fmt: skip
     whole = fedmes.run(**options, out=tmp_path / "whole")
-    told = []
+    kind, name = (Seats, "keep") if engine == "stacked" else (LoopEngine, "_untrained")
+    real = getattr(kind, name)
+    calls = []
 
-    def stop(now):
-        told.append(now.rounds_done)
-        if now.rounds_done == 2 and len(told) == 2:
+    def interrupted(self, *arguments):
+        calls.append(name)
+        if len(calls) == 5:
             raise KeyboardInterrupt
+        return real(self, *arguments)
 
+    monkeypatch.setattr(kind, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fedmes.run(
-            **options, out=tmp_path / "parts", checkpoint={"every": "round"}, on_progress=stop
-        )
+        fedmes.run(**options, out=tmp_path / "parts")
+    there = {path.name[:6] for path in (tmp_path / "parts/checkpoint").iterdir()}
+    assert there >= {"loop": {"round-"}, "stacked": {"round-", "client"}}[engine]
+    monkeypatch.undo()
+    five_are_many(monkeypatch)
     parts = fedmes.resume(tmp_path / "parts")
     np.testing.assert_array_equal(parts.acc, whole.acc)
     there = sorted(path.name for path in (tmp_path / "whole/seed0").glob("client*"))
@@ -136,11 +151,11 @@ def test_rows_come_back_as_they_were(monkeypatch, room):
     kept = ClientStore({name: t[0] for name, t in entries(0).items()})
     keys = [(0, 7), (1, 7), (0, 3), (0, 99_999)]
     for some in (keys[:2], keys[2:]):
-        kept.write(some, kept.packed(entries(*(k for _, k in some))))
-    kept.write(keys[:1], kept.packed(entries(1)))
+        kept.write(some, kept.packing.pack(entries(*(k for _, k in some))))
+    kept.write(keys[:1], kept.packing.pack(entries(1)))
     assert kept.keys() == sorted(keys) and (0, 4) not in kept
     assert [kept.changes(key) for key in (*keys, (0, 4))] == [2, 1, 1, 1, 0]
-    for name, t in kept.unpacked(kept.rows(keys)).items():
+    for name, t in kept.packing.unpack(kept.rows(keys)).items():
         assert torch.equal(t, entries(1, 7, 3, 99_999)[name])
 
 
@@ -148,7 +163,7 @@ def test_a_full_disk_is_said_before_anything_is_lost(monkeypatch):
     monkeypatch.setattr(limits, "free_memory", lambda: 0)
     monkeypatch.setattr(store, "SLAB", 300)
     kept = ClientStore({name: t[0] for name, t in entries(0).items()})
-    kept.write([(0, 0)], kept.packed(entries(0)))
+    kept.write([(0, 0)], kept.packing.pack(entries(0)))
 
     def full(**options):
         raise OSError(28, "No space left on device")
@@ -156,5 +171,86 @@ def test_a_full_disk_is_said_before_anything_is_lost(monkeypatch):
     monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", full)
     with pytest.raises(fedmes.UserError, match=r"No space left on device.*TMPDIR"):
         for k in range(1, 9):
-            kept.write([(0, k)], kept.packed(entries(k)))
-    assert torch.equal(kept.unpacked(kept.rows([(0, 0)]))["w"], entries(0)["w"])
+            kept.write([(0, k)], kept.packing.pack(entries(k)))
+    assert torch.equal(kept.packing.unpack(kept.rows([(0, 0)]))["w"], entries(0)["w"])
+
+
+# --- its file in a checkpoint ---------------------------------------------------------------------
+
+
+def stored(numbers):
+    """A store in which client k has the entries of numbers[k]."""
+    kept = ClientStore({name: t[0] for name, t in entries(0).items()})
+    for k, number in numbers.items():
+        kept.write([(0, k)], kept.packing.pack(entries(number)))
+    return kept
+
+
+def assert_read(folder, about, numbers):
+    found = growing_states.read(folder, about)
+    assert found.pop("kept_clients").tolist() == [[0, k] for k in sorted(numbers)]
+    for name, t in entries(*(numbers[k] for k in sorted(numbers))).items():
+        assert torch.equal(found[f"kept.{name}"], t)
+
+
+def test_a_checkpoint_adds_who_has_changed(tmp_path):
+    """Earlier checkpoints stay readable; a file that is mostly of the past is left for a new one."""
+    file, kept = GrowingStates(tmp_path), stored({3: 1, 8: 2})
+    first = file.update(kept, 1)
+    kept.write([(0, 8)], kept.packing.pack(entries(5)))
+    second = file.update(kept, 2)
+    kept.write([(0, 9)], kept.packing.pack(entries(6)))
+    third = file.update(kept, 3)
+    assert [about["records"] for about in (first, second, third)] == [2, 3, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["clients-000001.bin"]
+    assert_read(tmp_path, first, {3: 1, 8: 2})
+    assert_read(tmp_path, second, {3: 1, 8: 5})
+    assert_read(tmp_path, third, {3: 1, 8: 5, 9: 6})
+    for k in (3, 8, 9):
+        kept.write([(0, k)], kept.packing.pack(entries(k)))
+    fourth = file.update(kept, 4)
+    assert (fourth["file"], fourth["records"]) == ("clients-000004.bin", 3)
+    assert_read(tmp_path, fourth, {3: 3, 8: 8, 9: 9})
+    assert_read(tmp_path, third, {3: 1, 8: 5, 9: 6})
+
+
+def test_a_file_that_is_cut_short_is_noticed_and_a_full_disk_survived(tmp_path, monkeypatch):
+    file, kept = GrowingStates(tmp_path), stored({3: 1, 8: 2})
+    first = file.update(kept, 1)
+    kept.write([(0, 8)], kept.packing.pack(entries(5)))
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError, match="No space"):
+        broken.setattr(growing_states.os, "fsync", full)
+        file.update(kept, 2)
+    assert_read(tmp_path, first, {3: 1, 8: 2})
+    second = file.update(kept, 2)
+    assert_read(tmp_path, second, {3: 1, 8: 5})
+    path = tmp_path / second["file"]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="does not fit"):
+        growing_states.read(tmp_path, second)
+    assert_read(tmp_path, first, {3: 1, 8: 2})
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(tmp_path):
+    """Its last states are cut off: the run resumes from a round earlier, and ends as it would."""
+    options = {"clients": 5, "tasks": 1, "rounds": 4, "epochs": 1, "server": {"cohort": 2},
+               "model": {"name": "mlp", "width": 4}, "method": "fedrep", "engine": "stacked",
+               "checkpoint": {"every": "round"}}  # fmt: skip
+    whole = fedmes.run(**options, out=tmp_path / "whole")
+
+    def stop(now):
+        if now.rounds_done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedmes.run(**options, out=tmp_path / "parts", on_progress=stop)
+    file = max((tmp_path / "parts/checkpoint").glob("clients-*.bin"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="the checkpoint before it is used"):
+        parts = fedmes.resume(tmp_path / "parts")
+    np.testing.assert_array_equal(parts.acc, whole.acc)

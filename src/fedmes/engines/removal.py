@@ -66,7 +66,8 @@ def _of_seed(
     """Entries of each client under its number."""
     server = pick(snapshot, f"server.{s}")
     for k in gone:
-        server = method.without(server, pick(snapshot, f"client.{s}.{k}"))
+        if state := pick(snapshot, f"client.{s}.{k}"):  # of very many, those that have trained
+            server = method.without(server, state)
     found = put(f"server.{s}", server)
     for number, k in enumerate(kept):
         found |= put(f"client.{s}.{number}", pick(snapshot, f"client.{s}.{k}"))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedmes.engines.robust import Votes, median_of, robust_votes
 from fedmes.methods.base import Method
+from fedmes.scenario.population import MANY
 from fedmes.tensors import Tensors, map_entries, stacked
 
 TOO_FAR = 100  # times the median, see `screened`
@@ -44,15 +45,18 @@ def aggregate_round(
     if not usable:
         return server, rejected
     absent = Update(map_entries(torch.zeros_like, expected), 0)
-    all_updates = [usable.get(k, absent) for k in range(clients)]
+    numbers = list(range(clients))
+    if clients > MANY and method.aggregation != "individual":
+        numbers = sorted(usable)  # nobody's place matters, and there are too many
+    all_updates = [usable.get(k, absent) for k in numbers]
     place = next(iter(expected.values()), torch.zeros(()))
-    sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
+    sent = torch.tensor([k in usable for k in numbers], device=place.device)
     samples = torch.tensor([update.samples for update in all_updates]).to(place)
     uploads = stacked([update.tensors for update in all_updates])
     outcome = settle_round(method, server, Votes(uploads, sent, samples))
     if bool(outcome.taken):
         server = server | outcome.new
-    for k, code in enumerate(outcome.verdict.tolist()):
+    for k, code in zip(numbers, outcome.verdict.tolist(), strict=True):
         if k in usable and code:
             rejected[k] = REJECTIONS[code]
     return server, rejected

@@ -40,6 +40,7 @@ from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lan
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
 from fedmes.engines.stacked.settlement import Waves
+from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
 from fedmes.errors import first_line
 from fedmes.methods.base import Method
@@ -359,6 +360,14 @@ class StackedEngine:
     def snapshot(self) -> Tensors:
         learned = {"learned": torch.from_numpy(self.learned)}
         return put("server", self.server) | self.seats.snapshot() | learned
+
+    def light_snapshot(self) -> tuple[Tensors, ClientStore | None]:
+        """Without the states of clients that come and go, and these."""
+        if self.rota.all_stay or not self.seats.lasting:
+            return self.snapshot(), None
+        self.seats.keep()
+        learned = {"learned": torch.from_numpy(self.learned)}
+        return put("server", self.server) | learned, self.seats.store
 
     @torch.no_grad()
     def restore(self, tensors: Tensors) -> None:

@@ -80,7 +80,7 @@ class Seats:
         known: Tensor = torch.tensor([key in self.store for key in fetched.keys])
         known = known.view(self.numbers.shape).to(self.batches.device)
         fresh = self._fresh(self.clients.ctx)
-        stored = self.store.unpacked(rows)
+        stored = self.store.packing.unpack(rows)
         for name, mine in self.clients.state.items():
             value = fresh[name]
             if name in stored:
@@ -102,7 +102,7 @@ class Seats:
         there = [i for i, (_, k) in enumerate(keys) if k != NOBODY]
         flat = {name: self.clients.state[name].flatten(0, 1)[there] for name in self.lasting}
         if flat and there:
-            self.store.write([keys[i] for i in there], self.store.packed(flat).cpu())
+            self.store.write([keys[i] for i in there], self.store.packing.pack(flat).cpu())
 
     def state_of(self, seed: int, client: int) -> Tensors:
         """Of any client."""
@@ -115,7 +115,7 @@ class Seats:
         state = over(self.method.init, "sc")(one, ctx)
         if (seed, client) in self.store:
             rows = self.store.rows([(seed, client)]).to(self.batches.device)
-            state |= map_entries(lambda t: t[None], self.store.unpacked(rows))
+            state |= map_entries(lambda t: t[None], self.store.packing.unpack(rows))
         return map_entries(lambda t: t[0, 0], state)
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Seats:
             return put("client", self.clients.state)
         self.keep()
         keys = self.store.keys()
-        entries = self.store.unpacked(self.store.rows(keys))
+        entries = self.store.packing.unpack(self.store.rows(keys))
         who = torch.tensor(keys, dtype=torch.int64).reshape(len(keys), 2)
         return put("kept", entries) | {"kept_clients": who}
 
@@ -157,7 +157,7 @@ class Seats:
         fresh = self.state_of(s, k)
         new = {name: grown(entries[name], fresh[name])[None].cpu() for name in self.lasting}
         if new:
-            self.store.write([(s, k)], self.store.packed(new))
+            self.store.write([(s, k)], self.store.packing.pack(new))
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -10,28 +10,18 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedmes.common import limits
+from fedmes.common.packed import Packing
 from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
 Key = tuple[int, int]  # seed, client
 SLAB = 64_000_000  # bytes that are reserved at a time
 RESERVED = 2_000_000_000  # bytes of memory that are left to others
-ALIGNED = 16
-
-
-class _Place(NamedTuple):
-    """Where an entry lies in a row."""
-
-    start: int
-    end: int
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 class ClientStore:
@@ -39,15 +29,10 @@ class ClientStore:
 
     def __init__(self, like: Tensors, pin: bool = False) -> None:
         """`like`: the entries of one client; `pin`: for a GPU that copies them."""
-        self._places: dict[str, _Place] = {}
-        end = 0
-        for name, t in like.items():
-            start = -(-end // ALIGNED) * ALIGNED
-            end = start + t.numel() * t.element_size()
-            self._places[name] = _Place(start, end, t.shape, t.dtype)
-        self.width = end
+        self.packing = Packing(like)
+        self.width = self.packing.width
         self._pin = pin
-        self._per_slab = max(1, SLAB // max(1, end))
+        self._per_slab = max(1, SLAB // max(1, self.width))
         self._slabs: list[Tensor] = []
         self._number: dict[Key, int] = {}
         self._changes: dict[Key, int] = {}
@@ -83,23 +68,6 @@ class ClientStore:
             # last of all: another thread may read ahead meanwhile, and looks here again
             self._number[key] = number
             self._changes[key] = self.changes(key) + 1
-
-    def packed(self, entries: Tensors) -> Tensor:
-        """Entries of clients [n, ...] as rows, where they are."""
-        first = next(iter(entries.values()))
-        rows = torch.zeros(len(first), self.width, dtype=torch.uint8, device=first.device)
-        for name, (start, end, shape, _) in self._places.items():
-            plain = entries[name].reshape(len(rows), shape.numel()).contiguous()
-            rows[:, start:end] = plain.view(torch.uint8)
-        return rows
-
-    def unpacked(self, rows: Tensor) -> Tensors:
-        """The entries [n, ...] of rows, where these are."""
-        entries: Tensors = {}
-        for name, (start, end, shape, dtype) in self._places.items():
-            plain = rows[:, start:end].reshape(-1).view(dtype)
-            entries[name] = plain.reshape(len(rows), *shape)
-        return entries
 
     def _row(self, number: int) -> Tensor:
         return self._slabs[number // self._per_slab][number % self._per_slab]
