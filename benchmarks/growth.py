@@ -1,15 +1,26 @@
 """How the time of a run grows with clients, tasks and rounds: each doubled, as a ratio to the base,
-in one process.
+in one process; and with the population of which a hundred clients take part in a round.
 
     python benchmarks/growth.py
+    python benchmarks/growth.py --populations 100,1000,10000,100000
 
 Training should double with each of them. Evaluation after task t looks at t test sets, so its work,
 not the training's, grows with the square of the number of tasks; that is what the metric asks for.
+A round's time should not depend on who does not take part. Each population has a process of its
+own, one after the other, so that its memory can be told.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
+import resource
+import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -32,8 +43,60 @@ def seconds(sizes: dict[str, int], repeat: int) -> tuple[float, float]:
     return min(t for t, _ in times), min(e for _, e in times)
 
 
+COHORT = 100
+
+
+def population(clients: int, method: str) -> dict[str, float]:
+    """Of a run in this process: seconds until its first round is over, of a round, and after the
+    last; and its largest memory, in GB."""
+    ends: list[float] = []
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        fedmes.run(
+            benchmark="synthetic", model="mlp", method=method, clients=clients, tasks=1, rounds=12, epochs=2,
+            batch=20, memory=20, server={"cohort": COHORT}, stream={"frac": 20}, out=Path(folder) / "out",
+            output={"models": "none"}, device="cpu",
+            on_progress=lambda now: ends.append(time.perf_counter()),
+        )  # fmt: skip
+    rounds = [after - before for before, after in itertools.pairwise(ends)]
+    return {
+        "start": ends[0] - began,  # the first round included, in which libraries warm up
+        "round": statistics.median(rounds[:-1]),  # the last one ends with an evaluation
+        "end": time.perf_counter() - ends[-1],
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    }
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--populations", help="numbers of clients, with commas between")
+    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
     torch.set_num_threads(1)  # small tensors: more threads only add noise
+    if asked.one:
+        print(json.dumps(population(asked.one, asked.method)))
+    elif asked.populations:
+        compare_populations(list(map(int, asked.populations.split(","))), asked.method)
+    else:
+        double_each()
+
+
+def compare_populations(sizes: list[int], method: str) -> None:
+    base = 0.0
+    print(f"{'clients':>10}{'start, s':>10}{'a round, s':>12}{'ratio':>8}{'end, s':>8}{'GB':>8}")
+    for clients in sizes:
+        command = [sys.executable, __file__, "--one", str(clients), "--method", method]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        base = base or found["round"]
+        print(
+            f"{clients:>10,}{found['start']:>10.1f}{found['round']:>12.2f}"
+            f"{found['round'] / base:>8.2f}{found['end']:>8.1f}{found['memory']:>8.2f}"
+        )
+
+
+def double_each() -> None:
     seconds(BASE, 1)  # warm up
     train, evaluation = seconds(BASE, 3)
     print(f"{'':<20}{'training':>10}{'evaluation':>12}   (ratio to {BASE})")

@@ -52,14 +52,16 @@ def assert_equal_states(loop, stacked, rtol):
         for name, value in loop.servers[s].items():
             torch.testing.assert_close(stacked.server[name][s], value, rtol=rtol, atol=rtol)
         for k, state in enumerate(row):
-            assert set(state) == set(stacked.state)
+            mine = stacked.seats.state_of(s, k)
+            assert set(state) == set(mine)
             for name, value in state.items():
-                torch.testing.assert_close(stacked.state[name][s, k], value, rtol=rtol, atol=rtol)
+                if name in stacked.seats.lasting:
+                    torch.testing.assert_close(mine[name], value, rtol=rtol, atol=rtol)
 
 
-def assert_equal_runs(prepared, stacks=(1000,)):
+def assert_equal_runs(prepared, stacks=(1000,), poisoned=False):
     """Rows, scores and weights of whole runs in float64: the loop's, and those of stacks of these
-    sizes."""
+    sizes. `poisoned`: what does not outlive a round is lost after it."""
     parts = (prepared.method, prepared.federations, prepared.samples)
     loop = LoopEngine(*parts)
     all_stacked = [StackedEngine(*parts, stack, False) for stack in stacks]
@@ -67,13 +69,24 @@ def assert_equal_runs(prepared, stacks=(1000,)):
         rows, scores = loop.round(g), loop.evaluate(g)
         for stacked in all_stacked:
             assert_equal_rows(stacked.round(g), rows)
+            if poisoned:
+                poison(stacked)
             assert_equal_scores(stacked.evaluate(g), scores)
+            if poisoned:
+                poison(stacked)
     for stacked in all_stacked:
         assert_equal_states(loop, stacked, 1e-8)
         for s, k in np.ndindex(stacked.seeds, stacked.clients):
             mine, theirs = stacked.predictor(s, k), loop.predictor(s, k)
             for name, value in theirs.items():
                 torch.testing.assert_close(mine[name], value, rtol=1e-8, atol=1e-8)
+
+
+def poison(stacked):
+    """No numbers in place of what is not kept for absent clients."""
+    for name, value in stacked.state.items():
+        if name not in stacked.seats.lasting:
+            value.fill_(torch.nan)
 
 
 def assert_equal_rows(stacked, loop):

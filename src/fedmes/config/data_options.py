@@ -101,6 +101,14 @@ class StreamOptions(Section):
         "waits for a random number of rounds, at most `rounds`, before each of its tasks.",
     )
 
+    availability: str | None = option(
+        None,
+        "clients that come and go: a CSV file with the columns `client` (its name), `from_round` "
+        "and `to_round` (counted from 0 through all tasks, both included). A client may have "
+        "several rows; one without any can always be reached.",
+        unset="none",
+    )
+
     @field_validator("partition")
     @classmethod
     def _concentration(cls, partition: str) -> str:

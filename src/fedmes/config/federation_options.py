@@ -21,6 +21,12 @@ class Server(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = option(
         1.0, "share of the clients with a task that takes part in a round"
     )
+    cohort: Positive | None = option(
+        None,
+        "number of clients that take part in a round, drawn from those with a task. All of them, "
+        "where there are fewer.",
+        unset="by `server.fraction`",
+    )
     min_clients: Positive = option(
         1,
         "minimum number of valid updates per round. With fewer, the server keeps its state; a "
@@ -50,6 +56,12 @@ class Server(Section):
         "share of the updates that `trimmed-mean` cuts off at each end and `multi-krum` leaves "
         "out, rounded down",
     )
+
+    @model_validator(mode="after")
+    def _one_number(self) -> Server:
+        if self.cohort is not None and self.fraction != 1:
+            raise ValueError("cohort and fraction both say how many clients take part; give one")
+        return self
 
 
 class Faults(Section):

@@ -100,6 +100,7 @@ class StreamKeys(TypedDict, total=False):
     classes_max: int
     partition: str
     arrival: Literal["lockstep", "staggered"]
+    availability: str | None
 
 
 class SyntheticKeys(TypedDict, total=False):
@@ -194,6 +195,7 @@ class ServerKeys(TypedDict, total=False):
     """The server's part of a round."""
 
     fraction: float
+    cohort: int | None
     min_clients: int
     patience: float
     timeout: float

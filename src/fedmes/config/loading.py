@@ -67,6 +67,9 @@ def _defaults(given: dict[str, Any]) -> Mapping[str, Any]:
     data = given.get("data", {})
     if isinstance(more := data.get("more"), list):
         data["more"] = list(map(_absolute, more))
+    stream = given.get("stream", {})
+    if isinstance(stream, dict) and stream.get("availability"):
+        stream["availability"] = _absolute(stream["availability"])
     if path := data.get("path"):
         if given.get("benchmark") not in (None, "own-data"):
             raise UserError(

@@ -52,7 +52,8 @@ class Engine(Section):
     )
     stack: Positive | None = option(
         None,
-        "clients of all seeds that the stacked engine trains at a time. At least one per seed.",
+        "clients of all seeds that the stacked engine has on the device at a time, at least one "
+        "per seed. The others wait in the host's memory ([how](performance.md#many-clients)).",
         unset="what fits",
     )
     compile: bool | Literal["auto"] = option(

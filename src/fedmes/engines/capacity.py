@@ -15,48 +15,58 @@ from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models.functional import Net
-from fedmes.scenario.plan import Plan
+from fedmes.scenario.plan import Bounds
 from fedmes.tensors import cast, map_entries
 
 HEADROOM = 0.7  # the part of free memory that is planned with
+ENOUGH = 128  # clients in a step: more at once take more memory and save next to nothing
 
 
 def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
-    """Clients (of all seeds) that fit on the device at once: all of them, or the largest power of
-    two that does."""
+    """Clients (of all seeds) that should be on the device at once: those of the largest round, or
+    the largest power of two that fits; of very many, a part of them."""
     weights, state = _client_bytes(method, federations[0], samples)
-    plans = all_plans(federations)
-    replicas = len(plans)
-    width = max(plan.batch_width for plan in plans) + max(plan.memory_width for plan in plans)
-    # Kept for every client: its state, and a copy while it is merged. On a slot: the state before
-    # and after a step, two gradients and what the optimizer makes of them, and what the backward
-    # pass needs, with as much again in passing.
+    replicas = len(federations) * wanted_together(federations)
+    bounds = Bounds.over(f.plans for f in federations)
+    # For every client: its state, and a copy while it is merged. On a slot: the state before and
+    # after a step, two gradients and what the optimizer makes of them, and what the backward pass
+    # needs, with as much again in passing.
     kept = 2 * state + weights
+    width = bounds.batch + bounds.memory
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
-    room = HEADROOM * free_bytes(samples.device) - replicas * kept
-    fit = max(1, int(room // slot))
-    if fit >= replicas:
+    fit = int(HEADROOM * free_bytes(samples.device) // (kept + slot))
+    if fit >= replicas <= 2 * ENOUGH:
         return replicas
-    return 2 ** int(math.log2(fit))
+    return min(replicas, ENOUGH, 2 ** int(math.log2(max(1, fit))))
 
 
-def all_plans(federations: Sequence[Federation]) -> list[Plan]:
-    """The plans of all clients of all seeds."""
-    return [plan for f in federations for plan in f.plans]
+def wanted_together(federations: Sequence[Federation]) -> int:
+    """How many clients of each seed should be on the device: those of the largest round, or all of
+    them, where no more than half would come and go."""
+    most = 1
+    for federation in federations:
+        most = max(most, int(federation.stream.takes_part.sum(axis=1).max(initial=0)))
+    clients = len(federations[0].plans)
+    return clients if clients <= 2 * most else most
 
 
 def check(method: Method, federations: Sequence[Federation], samples: Samples) -> None:
     """Refuse runs that cannot even be planned, and clients' states that do not fit."""
-    plans = all_plans(federations)
+    together = len(federations) * wanted_together(federations)
     # numbers of samples, in a round's batches and its memory's
-    numbers = sum(plan.work.epochs * plan.longest for plan in plans)
-    limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")
+    epochs = federations[0].plans[0].work.epochs
+    longest = epochs * Bounds.over(f.plans for f in federations).samples
+    limits.check_memory(4 * 8 * together * longest, f"a round of {epochs:,} epochs")
+    if method.config.engine.name == "stacked":
+        together = len(federations)  # the others wait
+    else:
+        together = sum(len(f.stream.participants) for f in federations)
     _, state = _client_bytes(method, federations[0], samples)
-    needed = len(plans) * state
+    needed = together * state
     free = free_bytes(samples.device)
     if needed > free:
         raise UserError(
-            f"the states of {len(plans)} clients take {needed / 1e9:,.1f} GB of memory; "
+            f"the states of {together} clients take {needed / 1e9:,.1f} GB of memory; "
             f"{free / 1e9:,.1f} GB are free"
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.scenario.plan import Plan, Round
+from fedmes.scenario.population import FEW, MANY
 from fedmes.scenario.stream import Stream
 from fedmes.tensors import Tensors, widened
 
@@ -38,9 +39,23 @@ class Federation:
     """The clients of one seed."""
 
     stream: Stream
-    plans: list[Plan]
+    plans: Sequence[Plan]
     initial: Tensors
     normalisation: Normalisation | None
+
+    @property
+    def kept(self) -> list[int]:
+        """The clients whose models and data are part of the results: all, or of very many those
+        that take part in a round."""
+        if len(self.plans) <= MANY:
+            return list(range(len(self.plans)))
+        return self.stream.participants.tolist()
+
+    @property
+    def typical(self) -> list[Plan]:
+        """Of the clients that are kept; of very many, of the first."""
+        most = MANY if len(self.plans) <= MANY else FEW
+        return [self.plans[k] for k in self.kept[:most]]
 
 
 class Samples:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -19,7 +22,10 @@ from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.results.status import Site
 from fedmes.scenario.plan import NOTHING, Round
+from fedmes.scenario.population import MANY
 from fedmes.tensors import Tensors, added, cast, grown, map_entries, put
+
+T = TypeVar("T")
 
 
 def client_round(
@@ -176,23 +182,29 @@ class LoopEngine:
         self.method = method
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
+        self.federations = federations
         self.initial = [f.initial for f in federations]
-        self.client_data: list[list[ClientData]] = []  # [seed][client]
+        self.client_data: list[OnDemand[ClientData]] = []  # [seed][client]
         self.servers: list[Tensors] = []
-        self.clients: list[list[Tensors]] = []  # their states
+        self.clients: list[OnDemand[Tensors]] = []  # their states
         self.learned: list[list[int]] = []  # the last task each client has finished
-        for f in federations:
+        for s, f in enumerate(federations):
             initial = cast(f.initial, samples.device, samples.dtype)
-            clients = [ClientData(k, f, samples, method.config) for k in range(len(f.plans))]
-            self.client_data.append(clients)
+            self.client_data.append(OnDemand(len(f.plans), partial(self._data, s)))
             self.servers.append(method.server(initial))
-            self.clients.append([method.init(initial, data.ctx()) for data in clients])
-            self.learned.append([-1] * len(clients))
+            self.clients.append(OnDemand(len(f.plans), partial(self._untrained, s, initial)))
+            self.learned.append([-1] * len(f.plans))
         # names and shapes of an upload
         self.expected = method.upload(self.clients[0][0], self.client_data[0][0].ctx())
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
+
+    def _data(self, s: int, k: int) -> ClientData:
+        return ClientData(k, self.federations[s], self.samples, self.method.config)
+
+    def _untrained(self, s: int, initial: Tensors, k: int) -> Tensors:
+        return self.method.init(initial, self.client_data[s][k].ctx())
 
     @torch.no_grad()
     def round(self, g: int) -> list[RoundRow]:
@@ -207,10 +219,10 @@ class LoopEngine:
         each_round, first_round = map(int, map(wire.size, method.sent_down(broadcast)))
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
-        for k, data in enumerate(self.client_data[s]):
+        for k in self.federations[s].stream.members(g).tolist():
+            data = self.client_data[s][k]
             work = data.plan.round(g)
-            if work is None:
-                continue
+            assert work is not None
             start = time.perf_counter()
             state = self.clients[s][k] = tidy(
                 client_round(method, self.clients[s][k], broadcast, work, data)
@@ -234,10 +246,10 @@ class LoopEngine:
     def evaluate(self, g: int) -> list[Score]:
         scores = []
         for s, clients in enumerate(self.client_data):
-            for k, data in enumerate(clients):
+            for k in self.federations[s].stream.ended(g).tolist():
+                data = clients[k]
                 position = data.plan.ends(g)
-                if position is None:
-                    continue
+                assert position is not None
                 ctx = data.ctx(data.plan.last_round(position))
                 state = self.clients[s][k]
                 state = self.clients[s][k] = state | self.method.end_task(state, ctx)
@@ -256,7 +268,7 @@ class LoopEngine:
         tensors: Tensors = {"learned": torch.tensor(self.learned)}
         for s, row in enumerate(self.clients):
             tensors |= put(f"server.{s}", self.servers[s])
-            for k, state in enumerate(row):
+            for k, state in row.there():
                 tensors |= put(f"client.{s}.{k}", state)
         return tensors
 
@@ -267,9 +279,12 @@ class LoopEngine:
             return {name: grown(tensors[f"{part}.{name}"], fresh) for name, fresh in like.items()}
 
         self.learned = tensors["learned"].tolist()
+        stored = {tuple(name.split(".")[1:3]) for name in tensors if name.startswith("client.")}
         for s, row in enumerate(self.clients):
             self.servers[s] = own(f"server.{s}", self.servers[s])
-            row[:] = [own(f"client.{s}.{k}", state) for k, state in enumerate(row)]
+            for k in range(len(row)):
+                if len(row) <= MANY or (str(s), str(k)) in stored:
+                    row[k] = own(f"client.{s}.{k}", row[k])
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:
@@ -279,6 +294,42 @@ class LoopEngine:
         return client_predictor(
             self.protocols[""], state, broadcast, task, self.client_data[seed][client]
         )
+
+
+class OnDemand(Sequence[T]):
+    """One thing for each client, made when it is first asked for; all of them at once, unless they
+    are very many."""
+
+    def __init__(self, count: int, make: Callable[[int], T]) -> None:
+        self._count = count
+        self._make = make
+        self._made: dict[int, T] = {}
+        if count <= MANY:
+            self._made = {k: make(k) for k in range(count)}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, k: int) -> T: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> list[T]: ...
+
+    def __getitem__(self, k: int | slice) -> T | list[T]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(self._count)[k]]
+        k = range(self._count)[k]
+        if k not in self._made:
+            self._made[k] = self._make(k)
+        return self._made[k]
+
+    def __setitem__(self, k: int, thing: T) -> None:
+        self._made[k] = thing
+
+    def there(self) -> list[tuple[int, T]]:
+        """Those that were made, in order."""
+        return sorted(self._made.items(), key=itemgetter(0))
 
 
 def tidy(tensors: Tensors) -> Tensors:

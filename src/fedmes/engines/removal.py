@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from operator import itemgetter
 
+import torch
 from torch.func import vmap
 
 from fedmes.methods.base import Method
@@ -29,10 +30,34 @@ def _of_all(
 ) -> Tensors:
     """Entries of all seeds and clients in one, [seed, client, ...]."""
     server = pick(snapshot, "server")
+    if "kept_clients" in snapshot:
+        return _of_kept(method, server, snapshot, gone, kept)
     states = pick(snapshot, "client")
     for k in gone:
         server = vmap(method.without)(server, map_entries(itemgetter((slice(None), k)), states))
     return put("server", server) | put("client", map_entries(lambda t: t[:, kept], states))
+
+
+def _of_kept(
+    method: Method,
+    server: Tensors,
+    snapshot: Tensors,
+    gone: Collection[int],
+    kept: Sequence[int],
+) -> Tensors:
+    """Entries of the clients that have trained, [n, ...], with their seeds and numbers [n, 2]."""
+    states = pick(snapshot, "kept")
+    who = snapshot["kept_clients"].tolist()
+    server = map_entries(torch.clone, server)
+    for i, (s, k) in enumerate(who):
+        if k in gone:
+            of_seed = map_entries(itemgetter(s), server)
+            for name, t in method.without(of_seed, map_entries(itemgetter(i), states)).items():
+                server[name][s] = t
+    stay = [i for i, (_, k) in enumerate(who) if k not in gone]
+    numbers = [[s, kept.index(k)] for s, k in who if k not in gone]
+    found = put("server", server) | put("kept", map_entries(lambda t: t[stay], states))
+    return found | {"kept_clients": torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)}
 
 
 def _of_seed(
@@ -41,7 +66,8 @@ def _of_seed(
     """Entries of each client under its number."""
     server = pick(snapshot, f"server.{s}")
     for k in gone:
-        server = method.without(server, pick(snapshot, f"client.{s}.{k}"))
+        if state := pick(snapshot, f"client.{s}.{k}"):  # of very many, those that have trained
+            server = method.without(server, state)
     found = put(f"server.{s}", server)
     for number, k in enumerate(kept):
         found |= put(f"client.{s}.{number}", pick(snapshot, f"client.{s}.{k}"))

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from fedmes.engines.robust import Votes, median_of, robust_votes
 from fedmes.methods.base import Method
+from fedmes.scenario.population import MANY
 from fedmes.tensors import Tensors, map_entries, stacked
 
-TOO_FAR = 100  # times the median, see `screen_updates`
+TOO_FAR = 100  # times the median, see `screened`
 MISFIT = "wrong names or shapes"
-# verdicts of `screen_updates`; the last one is about the round as a whole
+# verdicts of `screened`; the last one is about the round as a whole
 REJECTIONS = ("", "not finite", "absurd norm", "no finite average")
 NOT_FINITE = 1
 NO_AVERAGE = 3
@@ -44,15 +45,18 @@ def aggregate_round(
     if not usable:
         return server, rejected
     absent = Update(map_entries(torch.zeros_like, expected), 0)
-    all_updates = [usable.get(k, absent) for k in range(clients)]
+    numbers = list(range(clients))
+    if clients > MANY and method.aggregation != "individual":
+        numbers = sorted(usable)  # nobody's place matters, and there are too many
+    all_updates = [usable.get(k, absent) for k in numbers]
     place = next(iter(expected.values()), torch.zeros(()))
-    sent = torch.tensor([k in usable for k in range(clients)], device=place.device)
+    sent = torch.tensor([k in usable for k in numbers], device=place.device)
     samples = torch.tensor([update.samples for update in all_updates]).to(place)
     uploads = stacked([update.tensors for update in all_updates])
     outcome = settle_round(method, server, Votes(uploads, sent, samples))
     if bool(outcome.taken):
         server = server | outcome.new
-    for k, code in enumerate(outcome.verdict.tolist()):
+    for k, code in zip(numbers, outcome.verdict.tolist(), strict=True):
         if k in usable and code:
             rejected[k] = REJECTIONS[code]
     return server, rejected
@@ -69,7 +73,8 @@ class Outcome(NamedTuple):
 def settle_round(method: Method, server: Tensors, votes: Votes) -> Outcome:
     """Screen what clients sent and average it. Tensors throughout, so that an engine can map this
     over seeds."""
-    verdict = screen_updates(server, votes.uploads, votes.present)
+    found = distances(server, votes.uploads, votes.present)
+    verdict = screened(found, votes.present)
     present = votes.present & (verdict == 0)
     enough = present.sum() >= method.config.server.min_clients
     new = method.aggregate(server, *robust_votes(method, server, votes._replace(present=present)))
@@ -102,14 +107,17 @@ def finite(state: Tensors, like: Tensor) -> Tensor:
     return found
 
 
-def screen_updates(server: Tensors, uploads: Tensors, sent: Tensor) -> Tensor:
-    """For uploads stacked by client, [n, ...], an index into REJECTIONS each; clients that did not
-    send [n] do not count.
+class Distances(NamedTuple):
+    """How far updates are from the server's state, [n]."""
 
-    A norm outlier is farther from the server's state than TOO_FAR times the round's median distance
-    and than TOO_FAR times that state's norm. The median alone would reject a client that still
-    learns when the others are done. Tensors throughout, so that an engine can map this over seeds.
-    """
+    finite: Tensor  # is every value of it?
+    square: Tensor  # of the distance
+    own: Tensor  # the square of the norm of the server's state
+
+
+def distances(server: Tensors, uploads: Tensors, sent: Tensor) -> Distances:
+    """Of uploads stacked by client, [n, ...]. Tensors throughout, so that an engine can map this
+    over seeds."""
     finite = torch.ones_like(sent)
     square = sent * 0.0
     own = sent * 0.0
@@ -122,6 +130,17 @@ def screen_updates(server: Tensors, uploads: Tensors, sent: Tensor) -> Tensor:
                 moved = torch.where(part, moved, 0)
             square = square + moved.square().reshape(len(t), -1).sum(1)
             own = own + was.square().sum()
+    return Distances(finite, square, own)
+
+
+def screened(found: Distances, sent: Tensor) -> Tensor:
+    """An index into REJECTIONS for each update; clients that did not send [n] do not count.
+
+    A norm outlier is farther from the server's state than TOO_FAR times the round's median distance
+    and than TOO_FAR times that state's norm. The median alone would reject a client that still
+    learns when the others are done.
+    """
+    finite, square, own = found
     median = median_of(square, sent & finite)
     far = (square > TOO_FAR**2 * torch.maximum(median, own)) | ~torch.isfinite(square)
     return torch.where(finite, torch.where(far, 2, 0), 1)

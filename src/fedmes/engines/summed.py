@@ -17,9 +17,12 @@ TRIED = 3  # clients with invented uploads, see `check_aggregation`
 
 def weight_of(method: Method, samples: int) -> int:
     """What a client's share is multiplied by."""
-    if method.aggregation == "mean" and method.average == "samples":
-        return samples
-    return 1
+    return samples if by_samples(method) else 1
+
+
+def by_samples(method: Method) -> bool:
+    """Does a client weigh as much as it has samples?"""
+    return method.aggregation == "mean" and method.average == "samples"
 
 
 def share(method: Method, broadcast: Tensors, upload: Tensors) -> Tensors:
@@ -65,14 +68,14 @@ def aggregate_sum(
 def check_aggregation(method: Method, server: Tensors, expected: Tensors) -> None:
     """Refuse a method whose server needs each upload, whether it says so or a trial shows it."""
     name = method.config.method_name
-    if method.aggregation == "individual" or not _sums_are_enough(method, server, expected):
+    if method.aggregation == "individual" or not sums_are_enough(method, server, expected):
         raise UserError(
             f"privacy.secure_aggregation: the server of {name} needs each site's update, "
             "not only their sum; leave the option out"
         )
 
 
-def _sums_are_enough(method: Method, server: Tensors, expected: Tensors) -> bool:
+def sums_are_enough(method: Method, server: Tensors, expected: Tensors) -> bool:
     """Does a sum lead to the same state as single uploads, invented ones?"""
     masked = any(name.endswith("#mask") for name in expected)
     if masked and method.aggregation == "mean":

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from fedmes.common.text import size
-from fedmes.engines.capacity import all_plans
 from fedmes.engines.client_data import ClientData
 from fedmes.errors import UserError
 from fedmes.experiment.features import not_stored
@@ -49,11 +48,13 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
     data = ClientData(0, federations[0], samples, config)
     server = method.server(initial)
     client = method.init(initial, data.ctx())
-    plans = all_plans(federations)
-    rows = sum(int(plan.active.sum()) for plan in plans) * ROW
-    tables = 2 * 8 * len(plans) * config.tasks**2
-    split = NUMBER * sum(plan.count + sum(map(len, plan.test)) for plan in plans)
-    results = rows + tables + split
+    rows = sum(int(f.stream.takes_part.sum()) for f in federations) * ROW
+    tables = 2 * 8 * len(federations) * config.clients * config.tasks**2
+    kept = sum(len(f.kept) for f in federations)
+    plans = [plan for f in federations for plan in f.typical]
+    of_more = kept / max(1, len(plans))  # very many are like the first of them
+    numbers = sum(plan.count + sum(map(len, plan.test)) for plan in plans)
+    results = rows + tables + int(of_more * NUMBER * numbers)
     if config.output.models == "all":
         no_samples = data.batch(data.plan.memory[0], 0)
         predictor = pick(method.build_predictor(client, server, no_samples), "w")
@@ -62,9 +63,9 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
         if frozen.outputs is not None:
             one = frozen.outputs(data.plan.rows[:1])
         memories = sum(min(plan.capacity, plan.count) for plan in plans) * one.nbytes
-        results += len(plans) * _bytes(predictor) + memories
+        results += kept * _bytes(predictor) + int(of_more * memories)
         results += len(federations) * (_bytes(initial) + _bytes(pick(server, "w")))
-    states = len(plans) * _bytes(client) + len(federations) * _bytes(server)
+    states = kept * _bytes(client) + len(federations) * _bytes(server)
     return states + rows + tables, results
 
 

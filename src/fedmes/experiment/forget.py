@@ -92,7 +92,7 @@ def _taken_out(
 
 
 def _names(prepared: Prepared) -> list[str]:
-    return [client.name for client in prepared.federations[0].stream.clients]
+    return list(prepared.federations[0].stream.names)
 
 
 def _numbers(clients: Sequence[str], prepared: Prepared) -> list[int]:

@@ -41,6 +41,8 @@ def made_from(
     """`used`: the method and model of this run; `dataset`: all of its data; `table`: what of it
     was passed in from Python."""
     more = {f"data.more.{i}": sha256_of(Path(path)) for i, path in enumerate(config.data.more)}
+    if config.stream.availability is not None:
+        more["availability"] = sha256_of(Path(config.stream.availability))
     return source_hashes(used) | {"data": data_hash(config, dataset, table)} | more
 
 
@@ -105,6 +107,7 @@ def changed(
         "method": f"method {config.method}",
         "model": f"model {config.model.name}",
         "data": f"the data of {config.benchmark}",
+        "availability": f"stream.availability {config.stream.availability}",
     }
     if config.data.path:
         names["data"] = f"data {config.data.path}"

@@ -24,7 +24,7 @@ def predict_test_samples(prepared: Prepared, engine: Engine, recorder: Recorder)
     protocol = EvalProtocol.of(prepared.method)
     parts: list[Ints] = []
     for s, federation in enumerate(prepared.federations):
-        for k in range(len(federation.plans)):
+        for k in federation.kept:
             position = recorder.learned(s, k)
             predictor = engine.predictor(s, k)
             if position < 0 or predictor is None:

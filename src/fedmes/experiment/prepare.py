@@ -42,10 +42,10 @@ from fedmes.methods import METHODS
 from fedmes.methods.base import Method
 from fedmes.models import networks
 from fedmes.models.functional import Net
-from fedmes.scenario import custom
+from fedmes.scenario import availability, custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
-from fedmes.scenario.plan import Plan, Work
+from fedmes.scenario.plan import Plan, Plans, Work
 from fedmes.scenario.source import Source
 from fedmes.scenario.stream import Stream, with_absences
 from fedmes.tensors import Tensors
@@ -108,10 +108,14 @@ def prepare(
 
 def _facts(source: Source, streams: Sequence[Stream], rows: Ints) -> DataFacts:
     stream = streams[0]
-    largest = [0] * len(stream.clients)
-    for each in streams:
-        for k, client in enumerate(each.clients):
-            largest[k] = max(largest[k], sum(len(task.train) for task in client.tasks))
+
+    def largest() -> list[int]:
+        most = [0] * len(stream.clients)
+        for each in streams:
+            for k, client in enumerate(each.clients):
+                most[k] = max(most[k], sum(len(task.train) for task in client.tasks))
+        return most
+
     return DataFacts(
         clients=len(stream.clients),
         tasks=stream.tasks,
@@ -163,10 +167,8 @@ def _federations(
     federations = []
     for stream, params in zip(streams, initial, strict=True):
         attackers = config.faults.attacking(config.clients, stream.seed)
-        plans = []
-        for k, size in enumerate(sizes):
-            own = _attacking(work, config.faults) if k in attackers else work
-            plans.append(Plan(stream, k, size, own, source.dataset.y))
+        others = dict.fromkeys(attackers, _attacking(work, config.faults))
+        plans = Plans(stream, sizes, work, source.dataset.y, others)
         scale = first if fixed or stream is streams[0] else source.normalisation(stream)
         federations.append(Federation(stream, plans, params, scale))
     return federations
@@ -358,9 +360,14 @@ def _refuse_idle_fit(config: Config) -> None:
 def open_streams(config: Config, source: Source) -> list[Stream]:
     """The tasks of all clients, for each seed, with the rounds in which a client is absent."""
     streams = []
+    server = config.server
+    spans: availability.Spans = {}
+    path = Path(config.stream.availability or "")
+    if config.stream.availability is not None:
+        spans = availability.read(path)
     for seed in config.seeds:
-        stream = source.stream(seed)
-        stream = with_absences(stream, config.server.fraction, config.faults.drop)
+        stream = availability.reachable(source.stream(seed), spans, path)
+        stream = with_absences(stream, server.fraction, config.faults.drop, server.cohort)
         streams.append(stream.without(config.data.without))
     return streams
 

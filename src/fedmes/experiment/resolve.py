@@ -42,8 +42,8 @@ class DataFacts:
     few: Tensor | None = None  # a few samples, to try the network with
     few_features: Tensor | None = None  # what its frozen front makes of them, if that is kept
     views: tuple[int, ...] = (0,)  # what is added to a row to find the views of its sample
-    # training samples of each client in all its tasks; None: not known
-    samples: list[int] | None = None
+    # counts the training samples of each client in all its tasks; None: they are not known
+    samples: Callable[[], list[int]] | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -61,6 +61,8 @@ def resolve(
     the initial weights of each seed. `given`: a method or model passed in from Python; `built`: the
     first seed's network, if there is one already."""
     _refuse_other_sizes(config, facts)
+    if config.server.cohort is not None and config.federation.sites:
+        raise UserError("server.cohort: it is for simulations; real sites have server.fraction")
     device = pick_device(config.device)
     name = model_name(config, facts.shape, facts.has_tokens)
     make_method, make_model = makers(config, given, name).values()
@@ -99,7 +101,7 @@ def resolve(
     if (rule := robust.rule_of(method)) != "none":
         decided["server.robust"] = rule
     if method.store == "all" and facts.samples is not None:
-        decided |= _memory_for_all(facts.samples)
+        decided |= _memory_for_all(facts.samples())
     return ResolvedConfig.of(config, decided), method, [net.initial for net in nets]
 
 

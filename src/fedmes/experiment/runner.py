@@ -16,7 +16,6 @@ from fedmes.common.files import replace_bytes
 from fedmes.config.options import Config
 from fedmes.config.trust import check_trust
 from fedmes.engines.base import Engine
-from fedmes.engines.capacity import all_plans
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
@@ -40,6 +39,7 @@ from fedmes.results import checkpoint, client_dir, run_dir
 from fedmes.results.run_dir import Result, default_directory
 from fedmes.scenario import custom
 from fedmes.scenario.extend import most_tasks
+from fedmes.scenario.population import MANY
 from fedmes.scenario.stream import combined_sha256
 from fedmes.tensors import pick, put
 
@@ -282,10 +282,16 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine, recorder: 
         client_dir.save_model(folder / "initial.safetensors", put("w", federation.initial))
         if pick(engine.server_state(s), "w"):
             client_dir.save_model(folder / "global.safetensors", engine.server_state(s))
-        for k, plan in enumerate(federation.plans):
+        for k in federation.kept:
             if (predictor := engine.predictor(s, k)) is None:
                 continue  # only its site has it
-            about = config, prepared.source.dataset, federation.normalisation, plan, predictor
+            about = (
+                config,
+                prepared.source.dataset,
+                federation.normalisation,
+                federation.plans[k],
+                predictor,
+            )
             frozen = not_stored(prepared.method, prepared.samples, federation.normalisation)
             position = recorder.learned(s, k) if recorder.stopped else None
             place = folder / f"client{k}"
@@ -311,8 +317,15 @@ def _write_protocols(
 
 def _origin(prepared: Prepared) -> Origin:
     streams = [f.stream for f in prepared.federations]
-    plans = all_plans(prepared.federations)
+    plans = [plan for f in prepared.federations for plan in f.typical]
     stream_notes = {note for stream in streams for note in stream.notes}
+    for stream in streams:
+        if len(stream.clients) > MANY:
+            there = len(stream.participants)
+            stream_notes.add(
+                f"seed {stream.seed}: {there:,} of {len(stream.clients):,} clients took part; "
+                "only they are scored"
+            )
     return Origin(
         split_sha256=combined_sha256(streams),
         memory_share=max(len(plan.memory_after[-1]) / plan.count for plan in plans),

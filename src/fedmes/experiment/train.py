@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedmes.experiment.journal import Journal
 from fedmes.experiment.recorder import Listener, Recorder
 from fedmes.results import checkpoint, run_dir
 from fedmes.results.growing_rows import GrowingRows
+from fedmes.results.growing_states import GrowingStates, KeepsStates
 from fedmes.tensors import Tensors
 
 State = tuple[Tensors, dict[str, Any]]  # of a run, as a checkpoint has it
@@ -167,13 +169,21 @@ class _Saver:
         self.recorder = recorder
         self.training = training
         self.schedule = checkpoint.Schedule(training.config.checkpoint.every, done)
-        self.rows = GrowingRows(training.directory / checkpoint.FOLDER, recorder.stored_rows)
+        folder = training.directory / checkpoint.FOLDER
+        self.rows = GrowingRows(folder, recorder.stored_rows)
+        self.states = GrowingStates(folder)
 
     def save(self, rounds_done: int) -> None:
         arrays, about = self.recorder.save()
         about |= {"rounds_done": rounds_done} | self.training.about()
-        tensors = self.engine.snapshot() | arrays
-        checkpoint.save(self.training.directory, rounds_done, tensors, about, self.rows)
+        states = None
+        if isinstance(self.engine, KeepsStates):
+            tensors, states = self.engine.light_snapshot()
+        else:
+            tensors = self.engine.snapshot()
+        kept = None if states is None else partial(self.states.update, states, rounds_done)
+        place = self.training.directory
+        checkpoint.save(place, rounds_done, tensors | arrays, about, self.rows, kept)
         self.schedule.saved(rounds_done)
 
 

@@ -96,6 +96,9 @@ class Method:
     aggregation: ClassVar[str] = "individual"
     # what weighs a client in that mean: its "samples", or "uniform" for equal weights
     average: ClassVar[str] = "samples"
+    # parts of the state (entries `part.*`, or one entry `part`) that every round makes anew before
+    # it reads them, and that nothing reads between rounds: they are not kept for absent clients
+    round_only: ClassVar[tuple[str, ...]] = ()
     # does it keep sums in float64, which not every device has?
     exact_sums: ClassVar[bool] = False
     # options for all methods that this one ignores
@@ -122,6 +125,10 @@ class Method:
         """The section of the options: the name, in lower case, of the class that declares them."""
         owner = next(kind for kind in cls.__mro__ if "Options" in vars(kind))
         return owner.__name__.lower()
+
+    def outlives_round(self, name: str) -> bool:
+        """Does an entry of the state have to be kept until the client's next round?"""
+        return not (declares(self, "round_only") and within(self.round_only, name))
 
     # on the server
     def server(self, params: Tensors) -> Tensors:
@@ -223,3 +230,15 @@ class Method:
         samples [B, K]. Such a method overrides this together with `predict`. Outside of a run, only
         position, blocks, classes and seen of `ctx` are known."""
         return self.predict(predictor, x, scope, task, ctx)
+
+
+def declares(method: Method, attribute: str) -> bool:
+    """Can a declaration be relied on? A custom method makes it itself, since what it overrides may
+    change it."""
+    kind = type(method)
+    return kind.__module__.startswith("fedmes.methods.") or attribute in vars(kind)
+
+
+def within(parts: tuple[str, ...], name: str) -> bool:
+    """Is it an entry of one of these parts?"""
+    return any(name == part or name.startswith(f"{part}.") for part in parts)

@@ -18,6 +18,7 @@ class Ditto(FedAvg):
 
     Options = DittoOptions
     average: ClassVar[str] = "uniform"
+    round_only = ("opt", "log", "w", "vopt")
     sample_gradients = (2, 0)
     eval_model = "personal"
 

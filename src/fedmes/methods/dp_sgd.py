@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.errors import UserError
-from fedmes.methods.base import Batch, Method
+from fedmes.methods.base import Batch, Method, declares
 from fedmes.models.dropout import hashed_uniforms
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, dot, map_entries, stacked, widened
@@ -132,7 +132,8 @@ def check(method: Method) -> None:
             "privacy.sample_clip: lambda is computed from the loss of all samples, without noise; "
             "set fedmes.lambda to a number"
         )
-    if not _declared(method) or method.measure is not None:
+    declared = method.sample_gradients is not None and declares(method, "sample_gradients")
+    if not declared or method.measure is not None:
         raise UserError(
             f"privacy.sample_clip: method {name} uses samples in other ways than by gradients "
             "that can be clipped one by one (docs/privacy.md)"
@@ -147,11 +148,3 @@ def check(method: Method) -> None:
             "privacy.sample_clip: memory.policy=balanced chooses samples by their labels, "
             "which no noise hides; take ring, fifo or reservoir"
         )
-
-
-def _declared(method: Method) -> bool:
-    """Does the method say how often it uses a sample? A custom one says so itself, since what it
-    overrides may change it."""
-    kind = type(method)
-    ours = kind.__module__.startswith("fedmes.methods.")
-    return method.sample_gradients is not None and (ours or "sample_gradients" in vars(kind))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmes.methods.base import Batch, ClientContext, Method
+from fedmes.methods.base import Batch, ClientContext, Method, declares, within
 from fedmes.methods.dp_sgd import DPSGD, FIRST, SECOND, Loss
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.methods.optimizers import OPTIMIZERS
@@ -31,6 +31,10 @@ class FedAvg(Method):
     aggregation: ClassVar[str] = "mean"
     eval_model: str = "global"  # the model that predicts; eval.model overrides it
     sample_gradients: ClassVar[tuple[int, int] | None] = (1, 0)
+    round_only: ClassVar[tuple[str, ...]] = ("opt", "log")
+    # parts that a round begins with as the server sends them: between rounds, only a personal model
+    # needs them
+    received: ClassVar[tuple[str, ...]] = ("w",)
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
@@ -38,6 +42,10 @@ class FedAvg(Method):
         self.eval_model = config.eval.model or self.eval_model
         if config.privacy.sample_clip is not None:
             self.dp_sgd = DPSGD(net, config.privacy)
+
+    def outlives_round(self, name: str) -> bool:
+        received = self.eval_model == "global" and declares(self, "received")
+        return super().outlives_round(name) and not (received and within(self.received, name))
 
     def server(self, params: Tensors) -> Tensors:
         return put("w", params)

@@ -37,6 +37,8 @@ class FedMeS(Voting):
     sample_gradients = (1, 1)
     average: ClassVar[str] = "uniform"
     eval_model = "personal"
+    round_only = ("opt", "log", "lambda")
+    received = ()  # fedmes.start=continue
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)

@@ -24,6 +24,7 @@ class FedRep(FedAvg):
     """
 
     average: ClassVar[str] = "uniform"
+    received = ()  # the head is the client's own
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)

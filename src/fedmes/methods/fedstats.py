@@ -38,6 +38,8 @@ class FedStats(FedAvg):
     aggregation = "sum"
     exact_sums = True
     eval_model = "personal"
+    round_only = ("new",)
+    received = ()
     sample_gradients = None  # sums of features leave the client
     unused = ("optim.lr", "optim.gamma")
 

@@ -22,6 +22,7 @@ class FLwF(FedAvg):
     """
 
     Options: ClassVar[type[MethodOptions]] = FlwfOptions
+    received = ()  # the last round's model is the next task's teacher
 
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """No past yet: with no class known then, its term and its gradient are zero throughout the

@@ -23,6 +23,7 @@ class Local(FedAvg):
     """
 
     eval_model = "personal"
+    received = ()
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)

@@ -42,7 +42,9 @@ def _stream_of_any(runs: Sequence[Run], seed: int) -> dict[str, Any] | None:
     for run in runs:
         try:
             content = json.loads((Path(run.directory) / f"seed{seed}/split.json").read_bytes())
-            return {"clients": list(map(_client, content["clients"]))}
+            there = content["clients"]
+            if len(there) == run.config.clients:
+                return {"clients": list(map(_client, there))}
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             # the last: a class that is infinity
             continue
@@ -99,39 +101,42 @@ def pack(values: Floats) -> str:
     return np.stack([DIGITS[codes >> 6], DIGITS[codes & 63]], axis=-1).tobytes().decode()
 
 
-def matrices(rows_by_group: Sequence[Sequence[Row]]) -> list[list[dict[str, Any]]]:
-    """By group and row the packed matrices of all clients: the mean over seeds, and each seed.
+def matrices(
+    rows_by_group: Sequence[Sequence[Row]], shown_by_group: Sequence[Sequence[int]]
+) -> list[list[dict[str, Any]]]:
+    """By group and row the packed matrices of the clients that are shown: the mean over seeds, and
+    each seed.
 
     Single seeds are left out where the page would become too large.
     """
     characters = 0
-    for rows in rows_by_group:
+    for rows, shown in zip(rows_by_group, shown_by_group, strict=True):
         for row in rows:
             config = row.run.config
             # two scores, two characters, half a square
-            characters += 2 * len(config.seeds) * config.clients * config.tasks**2
+            characters += 2 * len(config.seeds) * len(shown) * config.tasks**2
     each_seed = characters <= MATRIX_BUDGET
     found = []
-    for rows in rows_by_group:
-        found.append([_matrices(row, each_seed) for row in rows])
+    for rows, shown in zip(rows_by_group, shown_by_group, strict=True):
+        found.append([_matrices(row, shown, each_seed) for row in rows])
     return found
 
 
-def _matrices(row: Row, each_seed: bool) -> dict[str, Any]:
+def _matrices(row: Row, shown: Sequence[int], each_seed: bool) -> dict[str, Any]:
     seeds = len(row.run.config.seeds)
     if not each_seed or seeds == 1:
         seeds = 0
     return {
-        "mean": _packed(row, None),
-        "seeds": [_packed(row, place) for place in range(seeds)],
+        "mean": _packed(row, shown, None),
+        "seeds": [_packed(row, shown, place) for place in range(seeds)],
     }
 
 
-def _packed(row: Row, seed: int | None) -> dict[str, list[str]]:
+def _packed(row: Row, shown: Sequence[int], seed: int | None) -> dict[str, list[str]]:
     result = row.run.result
     found: dict[str, list[str]] = {}
     for score, name in ACCURACIES.items():
-        for client in range(result.config.clients):
+        for client in shown:
             values = curves.matrix(result, name + row.suffix, client, seed)
             found.setdefault(score, []).append(pack(values))
     return found

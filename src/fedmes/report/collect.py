@@ -111,6 +111,11 @@ class Group:
     def seeds(self) -> list[int]:
         return self.config.seeds
 
+    @cached_property
+    def shown(self) -> list[int]:
+        """The clients of whom the page tells singly."""
+        return curves.shown_clients(self.runs[0].result)
+
     @property
     def title(self) -> str:
         return title_of(self.config)

@@ -26,6 +26,9 @@ ROUND_QUANTITIES = {
     "distance": "distance to the received model",
 }
 
+MOST_SHOWN = 200  # clients one by one
+OF_MANY = 100
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -78,6 +81,20 @@ def client_ranges(result: Result, score: str) -> tuple[Floats, Floats, Floats]:
         low = np.nanmin(curves, axis=1)
         high = np.nanmax(curves, axis=1)
     return np.asarray(mean(mean(after, 2), 0)), low, high
+
+
+def shown_clients(result: Result) -> list[int]:
+    """The clients of whom figures tell singly: all of them, or of very many a hundred, from the
+    least to the most accurate."""
+    clients = result.config.clients
+    if clients <= MOST_SHOWN:
+        return list(range(clients))
+    accuracy, _, _ = client_ranges(result, "oblivious")
+    scored = np.argsort(accuracy, kind="stable")[: int((~np.isnan(accuracy)).sum())]
+    if len(scored) <= OF_MANY:
+        return scored.tolist()
+    places = np.linspace(0, len(scored) - 1, OF_MANY).round().astype(int)
+    return scored[places].tolist()
 
 
 def five_numbers(result: Result, score: str) -> Floats:

@@ -163,21 +163,23 @@ def _by_task(
 def clients(runs: Sequence[Run], names: Sequence[str]) -> FigureSpec:
     """Accuracy of each client, and its range over the tasks; one panel per run."""
     panels = defaultdict(list)
+    shown = curves.shown_clients(runs[0].result)
     for score, (place, run) in product(SCORES, enumerate(runs)):
-        ranges = ClientRanges(place, *curves.client_ranges(run.result, score))
-        panels[score].append(Panel([ranges], title=run.label))
-    return FigureSpec("clients", "ranges", "client", names, panels)
+        values = (of_clients[shown] for of_clients in curves.client_ranges(run.result, score))
+        panels[score].append(Panel([ClientRanges(place, *values)], title=run.label))
+    return FigureSpec("clients", "ranges", "client", [names[k] for k in shown], panels)
 
 
 def multiples(runs: Sequence[Run], names: Sequence[str]) -> FigureSpec:
     """One panel per client: accuracy over its tasks so far, the mean over seeds."""
     tasks = _tasks(runs)
     looks = palette.looks(runs)
+    shown = curves.shown_clients(runs[0].result)
     panels = {}
     for score in SCORES:
-        panels[score] = [Panel([], title=f"client {name}") for name in names]
+        panels[score] = [Panel([], title=f"client {names[k]}") for k in shown]
         for place, run in enumerate(runs):
-            values = curves.client_curves(run.result, score)
+            values = curves.client_curves(run.result, score)[shown]
             for panel, mean in zip(panels[score], values, strict=True):
                 curve = Curve(mean, np.zeros_like(mean))
                 panel.items.append(Line(run.label, looks[place], tasks, curve, place))

@@ -48,8 +48,8 @@ def per_client(
     runs: Sequence[Run], score: str = "oblivious", names: Sequence[str] | None = None
 ) -> Figure:
     """Accuracy of each client, and its range over the tasks; one panel per run."""
-    names = names or _numbers(runs)
-    panels = figure_specs.clients(runs, names).panels[score]
+    spec = figure_specs.clients(runs, names or _numbers(runs))
+    panels = spec.panels[score]
     looks = palette.looks(runs)
     columns = min(4, len(runs))
     lines = math.ceil(len(runs) / columns)
@@ -58,11 +58,11 @@ def per_client(
             (ranges,) = panels[place].items
             colour = palette.LIGHT[looks[place].colour]
             marker = palette.MARKERS[looks[place].marker]
-            x = np.arange(len(names))
+            x = np.arange(len(ranges.mean))
             ax.vlines(x, ranges.low, ranges.high, color=colour, linewidth=3, alpha=0.3)
             ax.plot(x, ranges.mean, linestyle="none", marker=marker, color=colour)
             ax.set_title(panels[place].title)
-            mpl.client_ticks(ax, names)
+            mpl.client_ticks(ax, spec.x)
         mpl.blank(axes, len(runs))
         figure.supxlabel("client", fontsize=8.5)
         figure.supylabel(f"accuracy, {SHORT_SCORES[score]}", fontsize=8.5)

@@ -33,7 +33,9 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], with_samples: boo
     rows = list(map(rows_of, groups))
     contents = []
     shown = []
-    for group, own, packed in zip(groups, rows, matrices(rows), strict=True):
+    for group, own, packed in zip(
+        groups, rows, matrices(rows, [g.shown for g in groups]), strict=True
+    ):
         contents.append(group_content(group, own, packed, album))
         verdicts = {score: compare_runs(group.runs, score) for score in SCORES}
         shown.append(sections.group_section(group, own, contents[-1], verdicts))

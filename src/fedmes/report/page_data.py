@@ -33,15 +33,15 @@ def group_content(
         entries.append({"label": row.label, "run": group.runs.index(row.run)} | matrices)
     memories = None
     if album is not None:
-        memories = [_memories(run, album) for run in group.runs]
+        memories = [_memories(run, group.shown, album) for run in group.runs]
     rivals = [place for place, row in enumerate(rows) if not row.run.keeps_all_data]
     return drawing(group.runs, order, figure_specs.of_group(group, names)) | {
         "start": min(rivals, default=0),
         "seeds": group.seeds,
         "tasks": group.config.tasks,
-        "clients": names,
+        "clients": [names[k] for k in group.shown],
         "classes": clients.class_names(group),
-        "streams": found,
+        "streams": [_of_shown(group, stream) for stream in found],
         "entries": entries,
         "memories": memories,
     }
@@ -57,12 +57,18 @@ def drawing(runs: Sequence[Run], order: Sequence[int], specs: Sequence[FigureSpe
     return {"runs": named, "order": list(order), "figures": list(map(figure, specs))}
 
 
-def _memories(run: Run, album: Album) -> list[list[str | None]]:
+def _of_shown(group: Group, stream: Json | None) -> Json | None:
+    if stream is None:
+        return None
+    return {"clients": [stream["clients"][k] for k in group.shown]}
+
+
+def _memories(run: Run, shown: Sequence[int], album: Album) -> list[list[str | None]]:
     """By seed and client: the key of the sheet of thumbnails."""
     by_seed = []
     for seed in run.config.seeds:
         folder = Path(run.directory) / f"seed{seed}"
-        by_seed.append([album.add(folder / f"client{k}") for k in range(run.config.clients)])
+        by_seed.append([album.add(folder / f"client{k}") for k in shown])
     return by_seed
 
 

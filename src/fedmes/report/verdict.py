@@ -143,7 +143,8 @@ def standing(ours: np.ndarray, theirs: np.ndarray, what: str) -> str:
 
 
 def facts(runs: Sequence[Run], verdict: Verdict, names: Sequence[str]) -> list[tuple[str, str]]:
-    """What else a reader wants to know at once: (heading, sentence). `names` are the clients'.
+    """What else a reader wants to know at once: (heading, sentence). `names` are those of the
+    clients that are shown.
 
     All of it is without a task id unless it says otherwise.
     """
@@ -177,9 +178,10 @@ def _client_to_client(runs: Sequence[Run], verdict: Verdict, names: Sequence[str
         return ""
     low = int(np.nanargmin(each))
     high = int(np.nanargmax(each))
+    known = dict(zip(curves.shown_clients(runs[0].result), names, strict=True))
     return (
-        f"{three(each[low])} for client {names[low]} to {three(each[high])} for client "
-        f"{names[high]}, with {best.label}."
+        f"{three(each[low])} for client {known.get(low, low)} to {three(each[high])} for client "
+        f"{known.get(high, high)}, with {best.label}."
     )
 
 

@@ -5,7 +5,7 @@ checksums of both, as sha256sum writes them). It counts once its checksums are t
 written last; every file appears whole or not at all. Two generations are kept: if one is damaged,
 the one before it is used. A finished run keeps the last one, which `fedmes extend` continues; its
 tensors are the same bytes whenever the run is the same. What grows with every round is in a file of
-its own (growing_rows.py).
+its own (growing_rows.py), and so are clients that come and go (growing_states.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import json
 import time
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from safetensors.torch import save as dump
 from fedmes.common.files import locked as locked
 from fedmes.common.files import replace_private, sync
 from fedmes.errors import UserError
-from fedmes.results import growing_rows
+from fedmes.results import growing_rows, growing_states
 from fedmes.results.growing_rows import GrowingRows
 from fedmes.tensors import Tensors, map_entries
 
@@ -39,8 +40,10 @@ def save(
     tensors: Tensors,
     about: dict[str, Any],
     rows: GrowingRows | None = None,
+    kept: Callable[[], dict[str, Any]] | None = None,
 ) -> None:
-    """Where the run stands after this round. `rows`: in place of `about["rows"]`."""
+    """Where the run stands after this round. `rows`: in place of `about["rows"]`; `kept`: writes
+    the states of clients that come and go (growing_states.py)."""
     folder = run / FOLDER
     path = folder / f"round-{round:06d}.safetensors"
     content = map_entries(lambda t: t.detach().cpu().contiguous().clone(), tensors)
@@ -48,12 +51,14 @@ def save(
         folder.mkdir(mode=0o700, exist_ok=True)
         if rows is not None:
             about = about | {"rows": rows.update()}
+        if kept is not None:
+            about = about | {"kept": kept()}
         sums = _write(path, dump(content))
         sums += _write(path.with_suffix(".json"), json.dumps(about).encode())
         replace_private(path.with_suffix(".sha256"), sums.encode())
         sync(folder)  # only now may an older one go
     except OSError as error:
-        for part in folder.glob("round-*.part"):
+        for part in (*folder.glob("round-*.part"), *folder.glob("clients-*.part")):
             part.unlink(missing_ok=True)
         there = "the last one is intact" if _rounds(folder) else "there is none yet"
         raise UserError(
@@ -71,6 +76,7 @@ def keep(run: Path, generations: int) -> None:
     for path in sorted(folder.glob("round-*"), key=lambda path: path.suffix != ".sha256"):
         if path.stem not in kept:
             path.unlink(missing_ok=True)
+    growing_states.remove_all_but(folder, filter(None, map(_states_of, folder.glob("*.json"))))
 
 
 def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
@@ -87,7 +93,10 @@ def latest(run: Path) -> tuple[Tensors, dict[str, Any]] | None:
             content = json.loads(about)
             if isinstance(content.get("rows"), dict):
                 content["rows"] = growing_rows.read(folder, content["rows"])
-            return load(tensors), content
+            found = load(tensors)
+            if (states := content.pop("kept", None)) is not None:
+                found |= growing_states.read(folder, states)
+            return found, content
         except (OSError, ValueError, KeyError, RecursionError, SafetensorError) as error:
             warnings.warn(
                 f"{path}: damaged ({error}); the checkpoint before it is used",
@@ -134,6 +143,14 @@ class Schedule:
     def saved(self, rounds: int) -> None:
         self.last = time.monotonic()
         self.rounds_saved = rounds
+
+
+def _states_of(path: Path) -> str:
+    """The file of clients' states that a checkpoint refers to; empty: none."""
+    try:
+        return str(json.loads(path.read_bytes())["kept"]["file"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
 
 
 def _rounds(folder: Path) -> list[int]:

@@ -16,6 +16,9 @@ import numpy as np
 
 from fedmes.common.keyed_random import Floats
 
+LISTED = 1000  # clients; the scores of more are a distribution
+QUANTILES = {"min": 0, "p5": 0.05, "p25": 0.25, "median": 0.5, "p75": 0.75, "p95": 0.95, "max": 1}
+
 
 def mean(values: Floats, axis: int | tuple[int, ...] | None = None) -> Any:
     """The mean of what is there; NaN where nothing is."""
@@ -98,8 +101,21 @@ def summary(acc: Floats, gained: Floats | None = None) -> dict[str, Any]:
         numbers[name] = {"mean": _plain(mean(values)), "std": _plain(std)}
     numbers["acc_task"] = list(map(_plain, mean(mean(a, axis=1), axis=0)))
     numbers["fr_task"] = list(map(_plain, mean(mean(f, axis=1), axis=0)))
-    numbers["acc_client"] = list(map(_plain, mean(mean(a, axis=2), axis=0)))
+    of_clients = mean(mean(a, axis=2), axis=0)
+    if len(of_clients) <= LISTED:
+        numbers["acc_client"] = list(map(_plain, of_clients))
+    else:
+        numbers["acc_clients"] = distribution(of_clients)
     return numbers
+
+
+def distribution(values: Floats) -> dict[str, float | int | None]:
+    """How many clients have a score, and the quantiles of their scores."""
+    there = values[~np.isnan(values)]
+    found: dict[str, float | int | None] = {"count": len(there)}
+    for name, share in QUANTILES.items():
+        found[name] = _plain(np.quantile(there, share)) if len(there) else None
+    return found
 
 
 def learned_and_kept(acc: Floats) -> tuple[list[float], list[float]]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.config.data_options import StreamOptions
 from fedmes.errors import UserError
+from fedmes.scenario.population import MANY, Population, Size
 from fedmes.scenario.stream import Client, Stream, Task, assemble
 
 Classes = tuple[int, ...]
@@ -60,8 +62,12 @@ class Partitioner:
         Everything is drawn for all tasks before the first few of each client's order are taken, so
         a shortened run meets the same tasks as a whole one.
         """
+        if self._too_many_to_list:
+            return self._population(self.options.classes_max, partial(self._tasks_of, members))
         orders = self._orders(len(members))
-        wanted = [self._draw_classes(k, members) for k in range(self.clients)]
+        wanted = []
+        for k in range(self.clients):
+            wanted.append([self._draw_classes(k, b, block) for b, block in enumerate(members)])
         clients = []
         for client, order in zip(self._with_images(wanted), orders, strict=True):
             tasks = tuple(client.tasks[b] for b in order[: self.tasks])
@@ -71,13 +77,47 @@ class Partitioner:
     def by_client(self, size: int) -> Stream:
         """Every client cuts the classes into tasks of its own, which may share classes with those
         of other clients."""
-        labels = list(range(self._classes))
-        wanted = []
-        for k in range(self.clients):
-            blocks = shuffled_blocks(labels, size, self.seed, "own-blocks", k)
-            order = self._permutation(len(blocks), "order", k, 0)[: self.tasks].tolist()
-            wanted.append([Wanted(str(t), blocks[b], blocks[b]) for t, b in enumerate(order)])
+        if self._too_many_to_list:
+            return self._population(size, partial(self._own_tasks, size))
+        wanted = [list(self._own_tasks(size, k).values()) for k in range(self.clients)]
         return self._assemble(self._with_images(wanted))
+
+    def _own_tasks(self, size: int, k: int) -> dict[int, Wanted]:
+        """A client's tasks in its order."""
+        labels = list(range(self._classes))
+        blocks = shuffled_blocks(labels, size, self.seed, "own-blocks", k)
+        order = self._permutation(len(blocks), "order", k, 0)[: self.tasks].tolist()
+        return {t: Wanted(str(t), blocks[b], blocks[b]) for t, b in enumerate(order)}
+
+    # --- more clients than can be listed ----------------------------------------------------------
+
+    @property
+    def _too_many_to_list(self) -> bool:
+        """Shares that depend on who else has a class are found for all clients together."""
+        alone = self.options.partition == "even" and self.options.frac != "holders"
+        return alone and self.clients > MANY
+
+    def _population(self, classes: int, wanted: Callable[[int], dict[int, Wanted]]) -> Stream:
+        """Each client has images as if the others had taken all of them already. `classes`: of a
+        client in a task, at most; `wanted`: a client's tasks in its order, by their places."""
+        self.notes.append("each client's images of a class are drawn from all of them")
+
+        def client(k: int) -> Client:
+            return self._client(k, wanted(k), partial(self._drawn_share, k))
+
+        samples = classes * max(self._share_of(len(pool)) for pool in self._pools.values())
+        size = Size(self.tasks, min(samples, self.options.cap or samples))
+        return self._assemble(Population(list(map(str, range(self.clients))), client, size))
+
+    def _tasks_of(self, members: Sequence[Classes], k: int) -> dict[int, Wanted]:
+        """A client's tasks in its order, which others may have too."""
+        order = self._permutation(len(members), "order", k, 0)[: self.tasks].tolist()
+        return {b: self._draw_classes(k, b, members[b]) for b in order}
+
+    def _drawn_share(self, k: int, label: int) -> Ints:
+        pool = self._pools[label]
+        order = self._permutation(len(pool), "overlap", label, k)
+        return pool[order[: self._share_of(len(pool))]]
 
     @property
     def _classes(self) -> int:
@@ -110,15 +150,12 @@ class Partitioner:
             orders.append(order)
         return orders
 
-    def _draw_classes(self, k: int, members: Sequence[Classes]) -> list[Wanted]:
-        wanted = []
-        for b, block in enumerate(members):
-            most = min(self.options.classes_max, len(block))
-            least = min(self.options.classes_min, most)
-            count = keyed_random.integer(least, most, self.seed, "class-count", k, b)
-            chosen = np.sort(self._permutation(len(block), "classes", k, b)[:count])
-            wanted.append(Wanted(str(b), block, tuple(np.array(block)[chosen].tolist())))
-        return wanted
+    def _draw_classes(self, k: int, b: int, block: Classes) -> Wanted:
+        most = min(self.options.classes_max, len(block))
+        least = min(self.options.classes_min, most)
+        count = keyed_random.integer(least, most, self.seed, "class-count", k, b)
+        chosen = np.sort(self._permutation(len(block), "classes", k, b)[:count])
+        return Wanted(str(b), block, tuple(np.array(block)[chosen].tolist()))
 
     def _with_images(self, wanted: Sequence[Sequence[Wanted]]) -> list[Client]:
         """Images for each client's tasks, of which no two of one client have a class in common."""
@@ -128,30 +165,40 @@ class Partitioner:
                 for label in task.classes:
                     holders[label].append(k)
         shares: dict[tuple[int, int], Ints] = {}
-        test: dict[int, Ints] = {}
         for label, keepers in sorted(holders.items()):
             for k, rows in zip(keepers, self._shares(label, keepers), strict=True):
                 shares[k, label] = rows
-            test[label] = self._test_rows(label)
         clients = []
         for k, tasks in enumerate(wanted):
-            made = []
-            for place, task in enumerate(tasks):
-                train = np.concatenate([shares[k, label] for label in task.classes])
-                train = self._capped(train, task, k, place)
-                rows = np.concatenate([test[label] for label in task.classes])
-                made.append(
-                    Task(task.name, task.block, task.classes, np.sort(train), np.sort(rows))
-                )
-            clients.append(Client(str(k), tuple(made)))
+            own = {label: shares[k, label] for task in tasks for label in task.classes}
+            clients.append(self._client(k, dict(enumerate(tasks)), own.__getitem__))
         return clients
 
-    def _test_rows(self, label: int) -> Ints:
+    def _client(self, k: int, wanted: dict[int, Wanted], share: Callable[[int], Ints]) -> Client:
+        """With its share of each class's images. `wanted`: tasks by their places."""
+        tasks = []
+        for place, task in wanted.items():
+            train = self._capped(np.concatenate(list(map(share, task.classes))), task, k, place)
+            test = np.concatenate([self._test_rows[label] for label in task.classes])
+            tasks.append(Task(task.name, task.block, task.classes, np.sort(train), np.sort(test)))
+        return Client(str(k), tuple(tasks))
+
+    @cached_property
+    def _pools(self) -> dict[int, Ints]:
+        """The training images of each class."""
+        labels = np.unique(self.train_labels).tolist()
+        return {label: np.flatnonzero(self.train_labels == label) for label in labels}
+
+    @cached_property
+    def _test_rows(self) -> dict[int, Ints]:
         """The same test images of a class for every client."""
-        pool = np.flatnonzero(self.test_labels == label)
-        kept = math.ceil(self.options.test_frac * len(pool))
-        order = self._permutation(len(pool), "test", label)
-        return np.sort(pool[order[:kept]]) + len(self.train_labels)
+        found = {}
+        for label in np.unique(self.test_labels).tolist():
+            pool = np.flatnonzero(self.test_labels == label)
+            kept = math.ceil(self.options.test_frac * len(pool))
+            order = self._permutation(len(pool), "test", label)
+            found[label] = np.sort(pool[order[:kept]]) + len(self.train_labels)
+        return found
 
     def _capped(self, rows: Ints, task: Wanted, k: int, place: int) -> Ints:
         """At most `stream.cap` of a task's training images, of each class in proportion."""
@@ -171,14 +218,14 @@ class Partitioner:
 
     def _shares(self, label: int, holders: list[int]) -> list[Ints]:
         """Each holder's training images of a class: disjoint while they last, then overlapping."""
-        pool = np.flatnonzero(self.train_labels == label)
+        pool = self._pools[label]
         left = pool[self._permutation(len(pool), "share", label)]
         partition = self.options.partition
         if partition != "even":
             return self._skewed_shares(left, label, holders, float(partition.partition(":")[2]))
         if self.options.frac == "holders" and len(pool) >= len(holders):
             return np.array_split(left, len(holders))
-        amount = min(len(pool), max(1, self._amount(len(pool))))
+        amount = self._share_of(len(pool))
         shares = []
         overlaps = 0
         for k in holders:
@@ -197,6 +244,10 @@ class Partitioner:
                 "hold images that others hold too"
             )
         return shares
+
+    def _share_of(self, images: int) -> int:
+        """How many of a class with so many images a client has."""
+        return min(images, max(1, self._amount(images)))
 
     def _amount(self, images: int) -> int:
         """`stream.frac` of a class with so many images, as a number of images."""

@@ -11,15 +11,18 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmes.common import keyed_random, limits
 from fedmes.common.keyed_random import Ints
 from fedmes.errors import UserError
+from fedmes.scenario.population import Population
 
 FORMAT = "fedmes-stream-1"
 MOST_CLASSES = 1_000_000  # that a file is believed to have
@@ -62,7 +65,7 @@ class Stream:
 
     seed: int
     classes: int  # of the whole data set
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     position: Ints  # [round, client]: the index of the client's current task; -1: none
     active: Ints  # [round, client]: 1 where the client takes part
     notes: tuple[str, ...] = ()  # what was not as asked, such as images held by two clients
@@ -71,7 +74,58 @@ class Stream:
 
     @property
     def tasks(self) -> int:
-        return max(len(client.tasks) for client in self.clients)
+        return max(task_counts(self.clients))
+
+    @property
+    def names(self) -> Sequence[str]:
+        if isinstance(self.clients, Population):
+            return self.clients.names
+        return [client.name for client in self.clients]
+
+    @cached_property
+    def most_samples(self) -> int:
+        """The training samples of the largest task, or a bound of them."""
+        if isinstance(self.clients, Population):
+            return self.clients.size.samples
+        return max(len(task.train) for client in self.clients for task in client.tasks)
+
+    @cached_property
+    def takes_part(self) -> NDArray[np.bool_]:
+        """[round, client]"""
+        return (self.position >= 0) & (self.active > 0)
+
+    @property
+    def participants(self) -> Ints:
+        """The clients that take part in any round."""
+        return np.flatnonzero(self.takes_part.any(axis=0))
+
+    def members(self, g: int) -> Ints:
+        """The clients that take part in global round g, in ascending order."""
+        if g >= len(self.position):
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(self.takes_part[g])
+
+    def ended(self, g: int) -> Ints:
+        """The clients for which a task that they have trained on ends with global round g."""
+        if g >= len(self.position):
+            return np.zeros(0, np.int64)
+        return self._ended[g]
+
+    @cached_property
+    def _ended(self) -> list[Ints]:
+        """By round; what is true of single clients would take minutes to ask 100,000 of them."""
+        rounds, clients = self.position.shape
+        trained = np.zeros((clients, int(self.position.max(initial=0)) + 1), bool)
+        for g in range(rounds):
+            there = self.members(g)
+            trained[there, self.position[g, there]] = True
+        ended: list[Ints] = []
+        for g in reversed(range(rounds)):
+            there = np.flatnonzero(self.position[g] >= 0)
+            there = there[trained[there, self.position[g, there]]]
+            ended.append(there)
+            trained[there, self.position[g, there]] = False  # it has ended for earlier rounds
+        return ended[::-1]
 
     def known(self, column: int) -> list[int]:
         """For each of a client's tasks, how many it was known to have when that one began."""
@@ -86,19 +140,17 @@ class Stream:
     ) -> Stream:
         """With further tasks for some clients, which begin after all earlier tasks have ended."""
         further = {client.name: client.tasks for client in clients}
-        before = []
-        counts = []
-        longer = []
-        for client in self.clients:
-            tasks = further.get(client.name, ())
-            before.append(len(client.tasks))
-            counts.append(len(tasks))
-            longer.append(replace(client, tasks=client.tasks + tasks))
+        before = task_counts(self.clients)
+        counts = [len(further.get(name, ())) for name in self.names]
+
+        def longer(client: Client) -> Client:
+            return replace(client, tasks=client.tasks + further.get(client.name, ()))
+
         position = schedule(counts, rounds, arrival, self.seed, before)
         return replace(
             self,
             classes=classes,
-            clients=tuple(longer),
+            clients=tuple(map(longer, self.clients)),
             position=np.concatenate([self.position, position]),
             active=np.concatenate([self.active, (position >= 0).astype(np.int64)]),
             parts=(*self.parts, len(self.position)),
@@ -108,7 +160,7 @@ class Stream:
         """As if these clients had never been there; nothing changes for the others."""
         if not names:
             return self
-        there = [client.name for client in self.clients]
+        there = self.names
         for name in names:
             if name not in there:
                 known = ", ".join(there)[:200]
@@ -118,25 +170,44 @@ class Stream:
             raise UserError("data.without: no client is left")
         return replace(
             self,
-            clients=tuple(self.clients[k] for k in kept),
+            clients=_some(self.clients, kept),
             position=self.position[:, kept],
             active=self.active[:, kept],
             notes=(*self.notes, f"without {', '.join(names)} (data.without)"),
         )
 
+    def listed(self) -> Stream:
+        """With all clients in it; of a population, those that take part."""
+        if not isinstance(self.clients, Population):
+            return self
+        there = self.participants.tolist()
+        return replace(
+            self,
+            clients=tuple(self.clients[k] for k in there),
+            position=self.position[:, there],
+            active=self.active[:, there],
+            notes=(*self.notes, f"of {len(self.clients)} clients, {len(there)} take part"),
+        )
+
     def relabelled(self, classes: int) -> Stream:
         """With class ids modulo the number of classes, so that tasks share their classes."""
-        clients = []
-        for client in self.clients:
+
+        def other(client: Client) -> Client:
             tasks = []
             for task in client.tasks:
                 block = _modulo(task.block, classes)
                 tasks.append(replace(task, block=block, classes=_modulo(task.classes, classes)))
-            clients.append(replace(client, tasks=tuple(tasks)))
-        return replace(self, classes=classes, clients=tuple(clients))
+            return replace(client, tasks=tuple(tasks))
+
+        clients = self.clients
+        if isinstance(clients, Population):
+            return replace(self, classes=classes, clients=clients.changed(other))
+        return replace(self, classes=classes, clients=tuple(map(other, clients)))
 
     def to_bytes(self) -> bytes:
         """As in `split.json`."""
+        if isinstance(self.clients, Population):
+            return self.listed().to_bytes()
         content = {
             "format": FORMAT,
             "seed": self.seed,
@@ -186,6 +257,19 @@ def combined_sha256(streams: Sequence[Stream]) -> str:
     if len(hashes) == 1:
         return hashes[0]
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def task_counts(clients: Sequence[Client]) -> list[int]:
+    """How many tasks each client has."""
+    if isinstance(clients, Population):
+        return [clients.size.tasks] * len(clients)
+    return [len(client.tasks) for client in clients]
+
+
+def _some(clients: Sequence[Client], numbers: Sequence[int]) -> Sequence[Client]:
+    if isinstance(clients, Population):
+        return clients.some(numbers)
+    return tuple(clients[k] for k in numbers)
 
 
 def _modulo(labels: tuple[int, ...], classes: int) -> tuple[int, ...]:
@@ -279,18 +363,23 @@ def assemble(
     arrival: str = "lockstep",
 ) -> Stream:
     """A stream of the given clients, each taking part in every round in which it has a task."""
-    position = schedule([len(client.tasks) for client in clients], rounds, arrival, seed)
+    position = schedule(task_counts(clients), rounds, arrival, seed)
     active = (position >= 0).astype(np.int64)
-    return Stream(seed, classes, tuple(clients), position, active, tuple(notes))
+    if not isinstance(clients, Population):
+        clients = tuple(clients)
+    return Stream(seed, classes, clients, position, active, tuple(notes))
 
 
-def with_absences(stream: Stream, fraction: float, drop: float) -> Stream:
-    """Partial participation: per round a fraction of the clients with a task is asked, and some of
-    these drop out."""
+def with_absences(
+    stream: Stream, fraction: float, drop: float, cohort: int | None = None
+) -> Stream:
+    """Partial participation: per round a fraction of the clients with a task is asked, or so many
+    of them, and some of these drop out."""
     active = stream.active.copy()
     for g, row in enumerate(active):
         asked = np.flatnonzero(row)
         order = keyed_random.permutation(len(asked), stream.seed, "participation", g)
-        row[asked[order[math.ceil(fraction * len(asked)) :]]] = 0
+        count = math.ceil(fraction * len(asked)) if cohort is None else cohort
+        row[asked[order[count:]]] = 0
         row[keyed_random.uniforms(len(row), stream.seed, "dropout-of-round", g) < drop] = 0
     return replace(stream, active=active)

@@ -64,18 +64,31 @@ class Numbers(NamedTuple):
 class Batches:
     """The data set as the clients of all seeds see it."""
 
-    def __init__(self, samples: Samples, federations: Sequence[Federation], scope: str) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        federations: Sequence[Federation],
+        scope: str,
+        wrong_labels: bool = False,
+    ) -> None:
+        """`scope`: train.scope; `wrong_labels`: do attackers learn them?"""
         self.data = samples
         self.device = samples.device
         self.scope = scope
         scales = [samples.scale(f.normalisation) for f in federations]
         self.offset, self.divisor = map(torch.stack, zip(*scales, strict=True))
-        self.plans: Grid = [f.plans for f in federations]
-        # [seed, client, task, class]
-        self.blocks_so_far = self.table(lambda plan: plan.blocks_so_far, self.plans)
+        self.wrong_labels = wrong_labels
+        # [seed, seat, task, class], where they are needed
+        self.blocks_so_far: Tensor | None = None
         self.taken_for: Tensor | None = None
-        if any(plan.taken_for is not None for plan in chain.from_iterable(self.plans)):
-            self.taken_for = self.table(_taken_for, self.plans)
+
+    def seat(self, plans: Grid) -> None:
+        """From now on, the clients of these plans are on the seats. Tables keep their place."""
+        if self.scope == "tasks":
+            new = self.table(lambda plan: plan.blocks_so_far, plans)
+            self.blocks_so_far = _renewed(self.blocks_so_far, new)
+        if self.wrong_labels:
+            self.taken_for = _renewed(self.taken_for, self.table(_taken_for, plans))
 
     def table(self, function: Callable[..., Any], *grids: Grid) -> Tensor:
         """A function's numbers for each client, on the device: [seed, client, ...]."""
@@ -129,44 +142,49 @@ class Batches:
             return entries[..., None, None]
         return entries
 
-    def batch(self, numbers: Numbers, ctx: ClientContext) -> Batch:
-        """Samples as training in each client's current task sees them."""
+    def batch(self, numbers: Numbers, ctx: ClientContext, seat: Tensor) -> Batch:
+        """Samples as training in the current task of each client on these seats sees them."""
         x, y, mask = self.samples(numbers.rows, numbers.x)
         if self.taken_for is not None:
             seed = torch.arange(len(y), device=self.device)[:, None, None]
-            y = self.taken_for[seed, ctx.client[:, :, None], numbers.task, y]
+            y = self.taken_for[seed, seat[:, :, None], numbers.task, y]
         scope = ctx.seen[:, :, None].expand(*y.shape, -1)
-        if self.scope == "tasks":
+        if self.blocks_so_far is not None:
             seed = torch.arange(len(self.blocks_so_far), device=self.device)[:, None]
-            scope = self.blocks_so_far[seed, ctx.client, ctx.position][:, :, None].expand_as(scope)
+            scope = self.blocks_so_far[seed, seat, ctx.position][:, :, None].expand_as(scope)
         elif self.scope == "all":
             scope = torch.ones_like(scope)
         elif self.scope == "block":
             scope = ctx.blocks.take_along_dim(numbers.task[..., None], dim=2)
         return Batch(x, y, mask, scope, numbers.task)
 
-    def contexts(self, optim: Optim, works: Grid) -> ClientContext:
-        """Where each client stands in its round."""
+    def contexts(self, optim: Optim, members: Grid, plans: Grid, works: Grid) -> ClientContext:
+        """Where each client stands in its round; `members`: their numbers."""
         dtype = self.data.dtype
 
         def table(entry: Callable[[Round], Any], kind: torch.dtype) -> Tensor:
             return self.table(entry, works).to(kind)
 
         position = table(lambda work: work.position, torch.int64)
-        seeds, clients = position.shape
         return ClientContext(
-            client=torch.arange(clients, device=self.device).expand(seeds, -1).contiguous(),
+            client=self.table(lambda number: max(number, 0), members),
             position=position,
             first=table(lambda work: work.first, torch.bool),
             last=table(lambda work: work.last, torch.bool),
             lr=table(lambda work: optim.lr * optim.gamma**work.index, dtype),
             samples=table(lambda work: len(work.samples), dtype),
-            blocks=self.table(lambda plan: plan.blocks, self.plans),
-            classes=self.table(lambda plan: plan.own, self.plans),
-            seen=self.table(lambda plan, work: plan.seen[work.position], self.plans, works),
+            blocks=self.table(lambda plan: plan.blocks, plans),
+            classes=self.table(lambda plan: plan.own, plans),
+            seen=self.table(lambda plan, work: plan.seen[work.position], plans, works),
             epoch=torch.zeros_like(position),
             key=table(lambda work: work.key[0], torch.int64),
         )
+
+
+def _renewed(table: Tensor | None, new: Tensor) -> Tensor:
+    if table is None:
+        return new
+    return table.copy_(new)
 
 
 def _taken_for(plan: Plan) -> Ints:

@@ -1,8 +1,9 @@
-"""All clients of all seeds at once: every tensor has two leading axes, [seed, client].
+"""Many clients of all seeds at once: every tensor has two leading axes, [seed, seat].
 
 A method's functions are mapped over both (`torch.func.vmap`); what the server sends is mapped over
-seeds only, so clients share it without copies. Training itself happens on slots (lanes.py): one
-mechanism for clients of unequal length and for more clients than fit in memory.
+seeds only, so clients share it without copies. On the seats are all clients, or those of a round,
+in waves if they are too many (rota.py, seats.py). Training itself happens on slots (lanes.py): one
+mechanism for clients of unequal length and for more clients than are trained side by side.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedmes.common.keyed_random import Ints
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
@@ -32,9 +34,14 @@ from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.robust import Votes
 from fedmes.engines.server import REJECTIONS, settle_round, tampered
 from fedmes.engines.stacked import evaluation
-from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, Numbers, each, initial_weights
+from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
-from fedmes.engines.stacked.lanes import Clients, Lane, LanePlan, lay_out, over, plan_lane
+from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
+from fedmes.engines.stacked.rota import NOBODY, Rota
+from fedmes.engines.stacked.seats import Fetched, Seats
+from fedmes.engines.stacked.settlement import Waves
+from fedmes.engines.stacked.store import ClientStore
+from fedmes.engines.stacked.timetable import share_out
 from fedmes.errors import first_line
 from fedmes.methods.base import Method
 from fedmes.results.status import Site
@@ -42,11 +49,14 @@ from fedmes.scenario.plan import Plan, Round
 from fedmes.tensors import Tensors, added, grown, map_entries, pick, put, widened
 
 
-class RoundPlan(NamedTuple):
-    """What happens in a round."""
+class WavePlan(NamedTuple):
+    """What happens in a round to the clients that are on the device together."""
 
+    members: Grid  # their numbers
+    plans: Grid
     works: Grid  # each client's part; None: it sits out
     lanes: list[LanePlan]
+    fetched: Fetched | None  # what is kept of them; None: they are there
 
 
 class StackedEngine:
@@ -69,10 +79,11 @@ class StackedEngine:
         self.samples = samples
         self.device = samples.device
         self.federations = list(federations)
-        self.batches = Batches(samples, federations, method.config.train.scope)
-        self.plans = self.batches.plans
-        self.seeds = len(self.plans)
-        self.clients = len(self.plans[0])
+        faults = method.config.faults
+        wrong = faults.attackers > 0 and faults.attack == "label-flip"
+        self.batches = Batches(samples, federations, method.config.train.scope, wrong)
+        self.seeds = len(self.federations)
+        self.clients = len(self.federations[0].plans)
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         for protocol in self.protocols.values():
             protocol.method.net.mapped = True
@@ -83,42 +94,45 @@ class StackedEngine:
         self._compile = compiled
         self._prepared = False
 
-        self.ctx = self.batches.contexts(method.config.optim, [[IDLE] * self.clients] * self.seeds)
+        together = max(1, stack // self.seeds)
+        self.rota = Rota(self.federations, together)
         initial = initial_weights(federations, samples)
-        self.server = _cloned(vmap(method.server)(initial))
-        self.state = _cloned(over(method.init, "sc")(initial, self.ctx))
-        self._clients = Clients(self.state, self.server, self.ctx)
-        self.active = torch.ones(self.seeds, self.clients, dtype=torch.bool, device=self.device)
+        evaluated = [protocol.method for protocol in self.protocols.values()]
+        self.seats = Seats(method, self.batches, self.rota, initial, evaluated)
+        self.state, self.server, self.ctx, _ = self.seats.clients
+        self.active = torch.ones(self.seeds, self.rota.seats, dtype=torch.bool, device=self.device)
         self.factor = torch.ones_like(self.active, dtype=torch.float64)  # of updates that are sent
         self.sums: Tensors = {}  # what `measure` found
 
-        together = max(1, stack // self.seeds)
-        # outside of training, clients are looked at in groups that fit in memory
-        self.groups = [slice(a, a + together) for a in range(0, self.clients, together)]
         self._make_lanes(together)
         capture = partial(Captured, device=self.device, notes=self.notes)
         self._begin_all = capture(partial(self._begin_round, None))
         self._begin_active = capture(partial(self._begin_round, self.active))
         self._end: Captured[Tensors] = capture(self._end_round)
-        self._measures: list[tuple[Numbers, Captured[Tensors]]] = []
-        if method.measure is not None:
-            self._measures = list(map(self._measure_group, self.groups))
-        self._ahead = ThreadPoolExecutor(1)  # plans the next round while this one is trained
-        self._next: dict[int, Future[RoundPlan]] = {}  # by round
+        self._finish: Captured[Tensors] = capture(self._finish_wave)
+        # room for the numbers of some samples of each client
+        width = min(TOGETHER, self.longest_epoch)
+        self._measured = self.batches.room(self.seeds, self.rota.seats, width)
+        self._measure_some: Captured[Tensors] = capture(self._sums_of_measured)
+        self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
+        self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
 
     def _make_lanes(self, together: int) -> None:
         """One lane on a GPU; on a CPU one per thread."""
         lanes = 1
         if self.device.type != "cuda":
-            lanes = max(1, min(torch.get_num_threads(), self.clients, together))
-        self.steps, self.widths, longest = lay_out(self.plans, lanes, together)
-        self.lanes = [Lane(self.method, self.batches, self.widths, longest, self._clients)]
+            lanes = max(1, min(torch.get_num_threads(), self.rota.seats))
+        survey = self.rota.survey()
+        self.widths, longest = lay_out(survey, lanes, together)
+        self.longest_epoch = survey.bounds.samples
+        clients = self.seats.clients
+        self.lanes = [Lane(self.method, self.batches, self.widths, longest, clients)]
         # A module serves one thread at a time, so every lane has its own method and network;
         # frozen parameters are shared.
         frozen = list(chain.from_iterable(map(nn.Module.parameters, self.method.net.frozen)))
         for _ in range(lanes - 1):
             method = copy.deepcopy(self.method, dict(zip(map(id, frozen), frozen, strict=True)))
-            self.lanes.append(Lane(method, self.batches, self.widths, longest, self._clients))
+            self.lanes.append(Lane(method, self.batches, self.widths, longest, clients))
         self._crew = ThreadPoolExecutor(lanes)
 
     # --- training ---------------------------------------------------------------------------------
@@ -127,28 +141,47 @@ class StackedEngine:
     def round(self, g: int) -> list[RoundRow]:
         compile_seconds = self.compile_seconds
         start = time.perf_counter()
-        works, lane_plans = self._planned(g)
-        self._stand_at(works)
-        active: NDArray[np.bool_] = np.array(each(lambda work: work is not None, works))
-        first: NDArray[np.bool_] = np.array(each(lambda work: bool(work and work.first), works))
+        rows: list[RoundRow] = []
+        count = len(self.rota.waves(g))
+        waves = Waves(self.method, self.server)
+        for w in range(count):
+            plan = self._planned(g, w, count)
+            received = self._train_wave(plan)
+            if count == 1:
+                numbers = self._fetched(self._end() | received)
+            else:
+                finished = self._finish()
+                waves.add(_votes(finished), finished["client"])
+                numbers = self._fetched(pick(finished, "number") | received)
+            rows += _rows(plan, numbers)
+        if count > 1:
+            codes = waves.settle(self._settle)
+            rows = [replace(row, reason=REJECTIONS[codes[row.seed, row.client]]) for row in rows]
+        seconds = time.perf_counter() - start - (self.compile_seconds - compile_seconds)
+        rows.sort(key=attrgetter("seed", "client"))
+        return [replace(row, seconds=seconds / len(rows)) for row in rows]
+
+    def _train_wave(self, plan: WavePlan) -> Tensors:
+        """All of a round but its end, for the clients that are on the device together; what they
+        receive."""
+        self.seats.take(plan.members, plan.fetched)
+        self.seats.stand_at(plan.works)
+        active: NDArray[np.bool_] = np.array(each(lambda work: work is not None, plan.works))
+        first: NDArray[np.bool_] = np.array(
+            each(lambda work: bool(work and work.first), plan.works)
+        )
         self.active.copy_(self.batches.put(active))
-        self.factor.copy_(self.batches.table(lambda work: (work or IDLE).factor, works))
+        self.factor.copy_(self.batches.table(lambda work: (work or IDLE).factor, plan.works))
         if first.any():
             begun = over(self.method.begin_task, "csc")(self.state, self.server, self.ctx)
             self._merge(begun, self.batches.put(first))
-        self._measure(works)
+        self._measure(plan)
         begin = self._begin_active
         if active.all():
             begin = self._begin_all
         received = begin()
-        self._train(lane_plans)
-        numbers = self._fetched(self._end() | received)
-        seconds = time.perf_counter() - start - (self.compile_seconds - compile_seconds)
-        rows = []
-        for s, k in np.argwhere(active).tolist():
-            mine = {name: column[s, k].item() for name, column in numbers.items()}
-            rows.append(_row(s, k, works[s][k], mine, seconds / int(active.sum())))
-        return rows
+        self._train(plan.lanes)
+        return received
 
     def _begin_round(self, active: Tensor | None) -> Tensors:
         """Load models, of the active clients or of all; how many bytes the server sends in each
@@ -163,6 +196,13 @@ class StackedEngine:
 
     def _end_round(self) -> Tensors:
         """Upload and average; numbers about each client's part."""
+        finished = self._finish_wave()
+        verdict = self._settle(_votes(finished), finished["client"])
+        return pick(finished, "number") | {"verdict": verdict}
+
+    def _finish_wave(self) -> Tensors:
+        """The clients' last part in a round: `upload.*`, what the server must know besides, and
+        numbers about each, `number.*`."""
         method = self.method
         broadcast = self.server
         self._merge(over(method.end_round, "csc")(self.state, broadcast, self.ctx), self.active)
@@ -171,11 +211,38 @@ class StackedEngine:
             tamper = partial(tampered, method)
             uploads = over(tamper, "csc")(uploads, broadcast, self.factor)
         report = over(method.report, "cs")(self.state, broadcast)
-        votes = Votes(uploads, self.active, self.ctx.samples)
-        average, taken, verdict = vmap(partial(settle_round, method))(broadcast, votes)
+        numbers = {"up": wire.size(uploads, 2)} | put("report", report)
+        return (
+            put("upload", uploads)
+            | put("number", numbers)
+            | {
+                "active": self.active,
+                "samples": self.ctx.samples,
+                "client": self.seats.numbers,
+            }
+        )
+
+    def _settle(self, votes: Votes, clients: Tensor) -> Tensor:
+        """The server's part; a verdict on each client's upload."""
+        method = self.method
+        in_order = method.aggregation == "individual" and not self.rota.all_stay
+        if in_order:  # each upload has the place of its client
+            votes = Votes(*(self._in_place(clients, part) for part in votes))
+        average, taken, verdict = vmap(partial(settle_round, method))(self.server, votes)
         for name, new in average.items():
-            broadcast[name].copy_(_where(taken, new, broadcast[name]))
-        return {"verdict": verdict, "up": wire.size(uploads, 2)} | put("report", report)
+            self.server[name].copy_(_where(taken, new, self.server[name]))
+        if in_order:
+            verdict = verdict.gather(1, clients.clamp(max=self.rota.clients - 1))
+        return verdict
+
+    def _in_place(self, clients: Tensor, values: Any) -> Any:
+        """Tensors [seed, seat, ...] as [seed, client, ...], with zeros for those who are not
+        there."""
+        if isinstance(values, dict):
+            return map_entries(partial(self._in_place, clients), values)
+        whole = values.new_zeros(self.seeds, self.rota.clients + 1, *values.shape[2:])
+        seed = torch.arange(self.seeds, device=self.device)[:, None]
+        return whole.index_put((seed, clients), values)[:, :-1]
 
     def _fetched(self, columns: Tensors) -> dict[str, NDArray[Any]]:
         """The only way back from the device: a few numbers per client, now that the round is
@@ -193,37 +260,25 @@ class StackedEngine:
                 value = _where(mask, value, mine)
             mine.copy_(value)
 
-    def _measure(self, works: Grid) -> None:
+    def _measure(self, plan: WavePlan) -> None:
         """The method's sums over each client's samples, such as the loss that lambda comes from."""
         if self.method.measure is None:
             return
-        samples = each(lambda work: (work or IDLE).samples, works)
-        parts: list[Tensors] = []
-        for group, (buffer, measured) in zip(self.groups, self._measures, strict=True):
-            total: Tensors = {}
-            width = buffer.rows.shape[-1]
-            plans = _of_group(self.plans, group)
-            for piece in self.batches.pieces(plans, _of_group(samples, group), width):
-                _copy(buffer, piece)
-                total = added(total, _cloned(measured()))
-            parts.append(total)
-        for name in parts[0]:
-            whole = torch.cat([part[name] for part in parts], dim=1)
-            self.sums.setdefault(name, torch.empty_like(whole)).copy_(whole)
+        samples = each(lambda work: (work or IDLE).samples, plan.works)
+        total: Tensors = {}
+        width = self._measured.rows.shape[-1]
+        for piece in self.batches.pieces(plan.plans, samples, width):
+            _copy(self._measured, piece)
+            total = added(total, _cloned(self._measure_some()))
+        for name, value in total.items():
+            self.sums.setdefault(name, torch.empty_like(value)).copy_(value)
 
-    def _measure_group(self, group: slice) -> tuple[Numbers, Captured[Tensors]]:
-        """A place for the numbers of some samples, and the method's sums over those that are
-        there."""
+    def _sums_of_measured(self) -> Tensors:
         assert self.method.measure is not None
-        measure = over(self.method.measure, "csc")
-        width = min(TOGETHER, max(plan.longest for row in self.plans for plan in row))
-        buffer = self.batches.room(self.seeds, len(range(self.clients)[group]), width)
-        state, server, ctx = self._clients.part(group)
-
-        def sums() -> Tensors:
-            return measure(state, server, self.batches.batch(buffer, ctx))
-
-        return buffer, Captured(sums, self.device, self.notes)
+        state, server, ctx, seat = self.seats.clients
+        batch = self.batches.batch(self._measured, ctx, seat)
+        sums: Tensors = over(self.method.measure, "csc")(state, server, batch)
+        return sums
 
     def _train(self, plans: list[LanePlan]) -> None:
         for lane, plan in zip(self.lanes, plans, strict=True):
@@ -263,24 +318,28 @@ class StackedEngine:
 
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:
-        ended = each(lambda plan: plan.ends(g), self.plans)
-        over_now: NDArray[np.bool_] = np.array(each(lambda task: task is not None, ended))
-        if not over_now.any():
+        ended = [f.stream.ended(g).tolist() for f in self.federations]
+        if not any(ended):
             return []
-        for s, k in np.argwhere(over_now).tolist():
-            self.learned[s, k] = ended[s][k]
-        self._stand_at(each(_last_round, self.plans, ended))
-        new = over(self.method.end_task, "cc")(self.state, self.ctx)
-        self._merge(new, self.batches.put(over_now))
         scores: list[Score] = []
-        for group in self.groups:
-            if over_now[:, group].any():
-                plans = _of_group(self.plans, group)
-                part = self._clients.part(group)
-                some = evaluation.Group(group.start, plans, _of_group(ended, group), part)
-                scores += evaluation.score(some, self.batches, self.protocols)
+        for wave in self.rota.seated(ended):
+            self.seats.take(wave)
+            scores += self._evaluate_wave(g, wave)
         scores = list(map(self._looking_ahead, scores))
         return sorted(scores, key=lambda score: (score.seed, score.client))
+
+    def _evaluate_wave(self, g: int, wave: Grid) -> list[Score]:
+        """Of the clients on the device, those that ended a task."""
+        plans = self.seats.plans
+        ended = each(lambda k, plan: None if k == NOBODY else plan.ends(g), wave, plans)
+        over_now: NDArray[np.bool_] = np.array(each(lambda task: task is not None, ended))
+        for s, i in np.argwhere(over_now).tolist():
+            self.learned[s, wave[s][i]] = ended[s][i]
+        self.seats.stand_at(each(_last_round, plans, ended))
+        new = over(self.method.end_task, "cc")(self.state, self.ctx)
+        self._merge(new, self.batches.put(over_now))
+        group = evaluation.Group(wave, plans, ended, self.seats.clients)
+        return evaluation.score(group, self.batches, self.protocols)
 
     def _looking_ahead(self, score: Score) -> Score:
         """With the accuracy on the next task, where it is asked for; one client after the other."""
@@ -299,17 +358,23 @@ class StackedEngine:
         return map_entries(itemgetter(seed), self.server)
 
     def snapshot(self) -> Tensors:
-        return (
-            put("server", self.server)
-            | put("client", self.state)
-            | {"learned": torch.from_numpy(self.learned)}
-        )
+        learned = {"learned": torch.from_numpy(self.learned)}
+        return put("server", self.server) | self.seats.snapshot() | learned
+
+    def light_snapshot(self) -> tuple[Tensors, ClientStore | None]:
+        """Without the states of clients that come and go, and these."""
+        if self.rota.all_stay or not self.seats.lasting:
+            return self.snapshot(), None
+        self.seats.keep()
+        learned = {"learned": torch.from_numpy(self.learned)}
+        return put("server", self.server) | learned, self.seats.store
 
     @torch.no_grad()
     def restore(self, tensors: Tensors) -> None:
-        for part, mine in (("server", self.server), ("client", self.state)):
-            for name, t in mine.items():
-                t.copy_(grown(tensors[f"{part}.{name}"], t))
+        for name, t in self.server.items():
+            t.copy_(grown(tensors[f"server.{name}"], t))
+        self.seats.restore(tensors)
+        self._next.clear()
         self.learned[:] = tensors["learned"].numpy()
 
     @torch.no_grad()
@@ -317,36 +382,51 @@ class StackedEngine:
         return self._predictor(self.protocols[""], seed, client)
 
     def _predictor(self, protocol: EvalProtocol, seed: int, client: int) -> Tensors:
-        state = map_entries(itemgetter((seed, client)), self.state)
+        state = self.seats.state_of(seed, client)
         data = ClientData(client, self.federations[seed], self.samples, self.method.config)
         task = max(self.learned[seed, client], 0)
         return client_predictor(protocol, state, self.server_state(seed), task, data)
 
     # --- plans ------------------------------------------------------------------------------------
 
-    def _planned(self, g: int) -> RoundPlan:
-        """The plan of a round, made while the round before was trained."""
-        plan = self._next.pop(g, None) or self._ahead.submit(self._plan, g)
+    def _planned(self, g: int, w: int, count: int) -> WavePlan:
+        """The plan of a wave, made while the one before was trained."""
+        plan = self._next.pop((g, w), None) or self._ahead.submit(self._plan, g, w)
         self._next.clear()
-        if g + 1 < len(self.steps):
-            self._next[g + 1] = self._ahead.submit(self._plan, g + 1)
+        following = (g, w + 1) if w + 1 < count else (g + 1, 0)
+        if following[0] < self.rota.rounds:
+            self._next[following] = self._ahead.submit(self._plan, *following)
         return plan.result()
 
-    def _plan(self, g: int) -> RoundPlan:
-        works = each(lambda plan: plan.round(g), self.plans)
+    def _plan(self, g: int, w: int) -> WavePlan:
+        members = self.rota.waves(g)[w]
+        plans = self.rota.plans(members)
+        works = each(lambda k, plan: None if k == NOBODY else plan.round(g), members, plans)
+        counts: Ints = np.array(each(lambda work: len(work.batch) if work else 0, works))
         pin = self.device.type == "cuda"
-        lanes = [plan_lane(works, self.plans, steps, self.widths, pin) for steps in self.steps[g]]
-        return RoundPlan(works, lanes)
-
-    def _stand_at(self, works: Grid) -> None:
-        """Contexts for these rounds, in place; a client without one has an idle one's."""
-        _copy(
-            self.ctx,
-            self.batches.contexts(self.method.config.optim, each(lambda work: work or IDLE, works)),
-        )
+        lanes = []
+        for steps in share_out(counts, len(self.lanes)):
+            lanes.append(plan_lane(works, plans, steps, self.widths, pin))
+        fetched = None if self.rota.all_stay else Fetched(self.seats.store, members)
+        return WavePlan(members, plans, works, lanes, fetched)
 
 
-def _row(s: int, k: int, work: Round, numbers: dict[str, float], seconds: float) -> RoundRow:
+def _votes(finished: Tensors) -> Votes:
+    return Votes(pick(finished, "upload"), finished["active"], finished["samples"])
+
+
+def _rows(plan: WavePlan, numbers: dict[str, NDArray[Any]]) -> list[RoundRow]:
+    """What the clients of a wave did; `numbers`: of each [seed, seat]."""
+    rows = []
+    for s, clients in enumerate(plan.members):
+        for i, k in enumerate(clients):
+            if (work := plan.works[s][i]) is not None:
+                mine = {name: column[s, i].item() for name, column in numbers.items()}
+                rows.append(_row(s, k, work, mine))
+    return rows
+
+
+def _row(s: int, k: int, work: Round, numbers: dict[str, float]) -> RoundRow:
     return RoundRow(
         seed=s,
         client=k,
@@ -355,8 +435,8 @@ def _row(s: int, k: int, work: Round, numbers: dict[str, float], seconds: float)
         report=pick(numbers, "report"),
         up_bytes=int(numbers["up"]),
         down_bytes=int(numbers["each"] + work.first * numbers["first"]),
-        seconds=seconds,
-        reason=REJECTIONS[int(numbers["verdict"])],
+        seconds=0.0,
+        reason=REJECTIONS[int(numbers.get("verdict", 0))],
     )
 
 
@@ -364,10 +444,6 @@ def _last_round(plan: Plan, ended: int | None) -> Round | None:
     if ended is None:
         return None
     return plan.last_round(ended)
-
-
-def _of_group(grid: Grid, group: slice) -> Grid:
-    return list(map(itemgetter(group), grid))
 
 
 def _cloned(tensors: Tensors) -> Tensors:

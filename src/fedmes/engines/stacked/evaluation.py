@@ -37,7 +37,7 @@ Piece = tuple[int, Ints]  # some test samples of one task: its index, rows of th
 class Group(NamedTuple):
     """Clients that are evaluated together."""
 
-    start: int  # the number of the first one
+    numbers: Grid
     plans: Grid
     ended: Grid  # the index of the task that has just ended; None: the client's continues
     clients: Clients
@@ -67,7 +67,7 @@ def _score(group: Group, batches: Batches, protocols: Mapping[str, EvalProtocol]
         for i, name in enumerate(protocols):
             both = right[:, :, s, k][..., [0, 1 + i]]
             accuracy = _accuracy(kinds, both, tests[s][k], group.plans[s][k], task)
-            scores.append(Score(s, group.start + k, task, accuracy, name, bool(lost[s, k])))
+            scores.append(Score(s, group.numbers[s][k], task, accuracy, name, bool(lost[s, k])))
     return scores
 
 
@@ -76,9 +76,9 @@ def _score(group: Group, batches: Batches, protocols: Mapping[str, EvalProtocol]
 
 def _predictor(group: Group, batches: Batches, protocol: EvalProtocol) -> Tensors:
     method = protocol.method
-    state, server, ctx = group.clients
+    state, server, ctx, seat = group.clients
     stores = _of_ended(group, protocol.memory)
-    store = batches.batch(batches.numbers(group.plans, stores), ctx)
+    store = batches.batch(batches.numbers(group.plans, stores), ctx, seat)
     predictor: Tensors = over(method.build_predictor, "csc")(state, server, store)
     if method.tune is not None:
         predictor = predictor | _tuned(group, batches, method, predictor)
@@ -91,11 +91,11 @@ def _tuned(group: Group, batches: Batches, method: Method, predictor: Tensors) -
     held_back = _of_ended(group, Plan.held_back_until)
     if longest(held_back) == 0:
         return {}
-    ctx = group.clients.ctx
+    _, _, ctx, seat = group.clients
     tune = over(method.tune, "ccc")
     sums: Tensors = {}
     for piece in batches.pieces(group.plans, held_back):
-        sums = added(sums, tune(predictor, batches.batch(piece, ctx), ctx.seen))
+        sums = added(sums, tune(predictor, batches.batch(piece, ctx, seat), ctx.seen))
     tuned: Tensors = over(method.apply_tuning, "cc")(predictor, sums)
     some = batches.table(len, held_back) > 0
     for name, value in tuned.items():

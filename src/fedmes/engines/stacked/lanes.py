@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -24,7 +23,8 @@ from torch.func import vmap
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.stacked import timetable
-from fedmes.engines.stacked.batches import Batches, Grid, Numbers, each
+from fedmes.engines.stacked.batches import Batches, Grid, Numbers
+from fedmes.engines.stacked.rota import Survey
 from fedmes.methods.base import ClientContext, Method
 from fedmes.tensors import Tensors, map_entries
 
@@ -39,19 +39,19 @@ def over(function: Callable[..., Any], axes: str) -> Callable[..., Any]:
 
 
 class Clients(NamedTuple):
-    """All tensors of clients, [seed, client, ...], and of their servers, [seed, ...]. They keep
-    their place in memory: CUDA graphs and lanes write to it."""
+    """All tensors of the clients on the seats, [seed, seat, ...], and of their servers, [seed,
+    ...]. They keep their place in memory: CUDA graphs and lanes write to it."""
 
     state: Tensors
     server: Tensors
     ctx: ClientContext
+    seat: Tensor  # its number
 
     def part(self, group: slice) -> Clients:
-        """Views of some clients."""
+        """Views of some seats."""
         own = itemgetter((slice(None), group))
-        return Clients(
-            map_entries(own, self.state), self.server, ClientContext(*map(own, self.ctx))
-        )
+        ctx = ClientContext(*map(own, self.ctx))
+        return Clients(map_entries(own, self.state), self.server, ctx, own(self.seat))
 
 
 class Tables(NamedTuple):
@@ -90,42 +90,30 @@ class Widths(NamedTuple):
         )
 
 
-class Layout(NamedTuple):
-    """How a run's work is shared out to lanes."""
-
-    steps: Ints  # [round, lane, seed, client]
-    widths: Widths
-    longest: int  # steps in the longest round
-
-
-def lay_out(plans: Grid, lanes: int, together: int) -> Layout:
-    """For so many clients of each seed that fit in memory together."""
-    all_plans = list(chain.from_iterable(plans))
-    rounds = range(max(len(plan.position) for plan in all_plans))
-    shared = []
-    for g in rounds:
-        steps: Ints = np.array(each(lambda plan, g=g: plan.steps(g), plans))
-        shared.append(timetable.share_out(steps, lanes))
-    one_lane = np.concatenate(shared)  # [round and lane, seed, client]
-    widths = Widths(
-        seeds=len(plans),
-        slots=timetable.width_for(one_lane, max(1, together // lanes)),
-        batch=max(plan.batch_width for plan in all_plans),
-        memory=max(plan.memory_width for plan in all_plans),
-    )
-    longest = max(timetable.length_for(steps, widths.slots) for steps in one_lane)
-    return Layout(np.stack(shared), widths, longest)
+def lay_out(survey: Survey, lanes: int, together: int) -> tuple[Widths, int]:
+    """The sizes of each of so many lanes, for so many clients of each seed that fit in memory
+    together, and the steps of their longest wave."""
+    steps, bounds, whole = survey
+    one_lane = np.concatenate([timetable.share_out(wave, lanes) for wave in steps])
+    seeds, seats = one_lane.shape[1:]
+    slots = timetable.width_for(one_lane, max(1, together // lanes))
+    longest = max(timetable.length_for(wave, slots) for wave in one_lane)
+    if not whole:
+        # the longest wave is not known; a lane's load exceeds an equal share by at most a client's
+        load = -(-seats * bounds.steps // lanes) + bounds.steps
+        longest = max(bounds.steps, -(-load // slots))
+    return Widths(seeds, slots, bounds.batch, bounds.memory), longest
 
 
 class LanePlan(NamedTuple):
-    """A lane's part of a round."""
+    """A lane's part of a wave."""
 
     timetable: timetable.Timetable
     tables: Tables
 
 
 def plan_lane(works: Grid, plans: Grid, steps: Ints, widths: Widths, pin: bool) -> LanePlan:
-    """A lane's part of a round, for steps[seed, client]; clients of other lanes have none."""
+    """A lane's part of a wave, for steps[seed, seat]; clients of other lanes have none."""
     table = timetable.make(steps, widths.slots)
     tables = widths.empty_tables(table.length, pin)
     rows, task, memory_rows, memory_task, epoch, key = map(Tensor.numpy, tables)
@@ -152,8 +140,8 @@ class Lane:
     def __init__(
         self, method: Method, batches: Batches, widths: Widths, longest: int, clients: Clients
     ) -> None:
-        """`longest`: steps in the longest round. `clients`: all of them; lanes write to different
-        ones."""
+        """`longest`: steps in the longest wave. `clients`: all on the device; lanes write to
+        different ones."""
         self.method = method
         self.batches = batches
         self.clients = clients
@@ -161,6 +149,7 @@ class Lane:
         room = partial(_slots, widths)
         self.slots = map_entries(room, clients.state)
         self.slot_ctx = ClientContext(*map(room, clients.ctx))
+        self.slot_seat = room(clients.seat)
         tables = widths.empty_tables(longest, pin=False)
         self.tables = Tables(*(t.to(batches.device) for t in tables))
         self.planned = self.tables  # the same as the host has them
@@ -177,9 +166,10 @@ class Lane:
         result is not read."""
         now = Tables(*(table[self.clock][0] for table in self.tables))
         ctx = self.slot_ctx._replace(epoch=now.epoch, key=now.key)
-        batch = self.batches.batch(Numbers(now.rows, now.task, self.fetched), ctx)
+        seat = self.slot_seat
+        batch = self.batches.batch(Numbers(now.rows, now.task, self.fetched), ctx, seat)
         memory_numbers = Numbers(now.memory_rows, now.memory_task, self.memory_fetched)
-        memory = self.batches.batch(memory_numbers, ctx)
+        memory = self.batches.batch(memory_numbers, ctx, seat)
         new = over(self.method.step, "csccc")(self.slots, self.server, batch, memory, ctx)
         for name, value in new.items():
             self.slots[name].copy_(value)
@@ -275,10 +265,10 @@ class Lane:
         """One client's or one slot's tensors, by type, as views that are made once."""
         key = (what, seed, index)
         if key not in self._made_views:
-            state, _, ctx = self.clients
+            state, _, ctx, seat = self.clients
             sources: dict[str, list[Tensor]] = {
-                "client": [*state.values(), *ctx],
-                "slot": [*self.slots.values(), *self.slot_ctx],
+                "client": [*state.values(), *ctx, seat],
+                "slot": [*self.slots.values(), *self.slot_ctx, self.slot_seat],
                 "changed client": [state[name] for name in self.changed],
                 "changed slot": [self.slots[name] for name in self.changed],
             }

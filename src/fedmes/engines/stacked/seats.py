@@ -1,0 +1,180 @@
+"""The clients that are on the device, [seed, seat]; the others wait in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedmes.engines.client_data import IDLE
+from fedmes.engines.stacked.batches import Batches, Grid, each
+from fedmes.engines.stacked.lanes import Clients, over
+from fedmes.engines.stacked.rota import NOBODY, Rota
+from fedmes.engines.stacked.store import ClientStore, Key
+from fedmes.methods.base import ClientContext, Method
+from fedmes.tensors import Tensors, grown, map_entries, pick, put, widened
+
+
+class Fetched:
+    """Rows of a wave's clients, read ahead of it."""
+
+    def __init__(self, store: ClientStore, wave: Grid) -> None:
+        self.keys = _keys(wave)
+        self.read_at = list(map(store.changes, self.keys))
+        self.rows = store.rows(self.keys)
+
+    def refresh(self, store: ClientStore) -> None:
+        """Read again what has changed since."""
+        changed = [i for i, key in enumerate(self.keys) if store.changes(key) != self.read_at[i]]
+        store.read(self.keys, self.rows, changed)
+
+
+class Seats:
+    """Tensors that keep their place, while clients come and go."""
+
+    def __init__(
+        self,
+        method: Method,
+        batches: Batches,
+        rota: Rota,
+        initial: Tensors,
+        evaluated: Iterable[Method] = (),
+    ) -> None:
+        """`evaluated`: the method under further protocols, which may need more of a state."""
+        self.method = method
+        self.batches = batches
+        self.rota = rota
+        self.initial = initial
+        seeds = len(rota.streams)
+        self.members = rota.waves(0)[0]
+        self.plans = rota.plans(self.members)
+        batches.seat(self.plans)
+        ctx = self._contexts([[IDLE] * rota.seats] * seeds)
+        state = map_entries(torch.clone, self._fresh(ctx))
+        server = map_entries(torch.clone, vmap(method.server)(initial))
+        seat = torch.arange(rota.seats, device=batches.device).expand(seeds, -1).contiguous()
+        self.clients = Clients(state, server, ctx, seat)
+        self.numbers = torch.empty_like(seat)  # of the clients; of nobody, one more than the last
+        self._number()
+        methods = (method, *evaluated)
+        self.lasting = [name for name in state if any(m.outlives_round(name) for m in methods)]
+        like = {name: state[name][0, 0] for name in self.lasting}
+        self.store = ClientStore(like, pin=batches.device.type == "cuda")
+
+    def take(self, wave: Grid, fetched: Fetched | None = None) -> None:
+        """These clients come, others go."""
+        if wave == self.members:
+            return
+        self.keep()
+        self.members = wave
+        self.plans = self.rota.plans(wave)
+        self.batches.seat(self.plans)
+        self._number()
+        self.stand_at(each(lambda member: None, wave))
+        fetched = fetched or Fetched(self.store, wave)
+        fetched.refresh(self.store)
+        rows = fetched.rows.to(self.batches.device, non_blocking=True)
+        known: Tensor = torch.tensor([key in self.store for key in fetched.keys])
+        known = known.view(self.numbers.shape).to(self.batches.device)
+        fresh = self._fresh(self.clients.ctx)
+        stored = self.store.packing.unpack(rows)
+        for name, mine in self.clients.state.items():
+            value = fresh[name]
+            if name in stored:
+                theirs = stored[name].view(mine.shape)
+                value = torch.where(widened(known, mine), theirs, value)
+            mine.copy_(value)
+
+    def stand_at(self, works: Grid) -> None:
+        """Contexts for these rounds; a client without one has an idle one's."""
+        new = self._contexts(each(lambda work: work or IDLE, works))
+        for mine, value in zip(self.clients.ctx, new, strict=True):
+            mine.copy_(value)
+
+    def keep(self) -> None:
+        """What has to outlive the clients' stay goes to the store."""
+        if self.rota.all_stay:
+            return
+        keys = _keys(self.members)
+        there = [i for i, (_, k) in enumerate(keys) if k != NOBODY]
+        flat = {name: self.clients.state[name].flatten(0, 1)[there] for name in self.lasting}
+        if flat and there:
+            self.store.write([keys[i] for i in there], self.store.packing.pack(flat).cpu())
+
+    def state_of(self, seed: int, client: int) -> Tensors:
+        """Of any client."""
+        if client in self.members[seed]:
+            place = seed, self.members[seed].index(client)
+            return map_entries(lambda t: t[place], self.clients.state)
+        plan = self.rota.plan(seed, client)
+        ctx = self.batches.contexts(self.method.config.optim, [[client]], [[plan]], [[IDLE]])
+        one = map_entries(lambda t: t[seed : seed + 1], self.initial)
+        state = over(self.method.init, "sc")(one, ctx)
+        if (seed, client) in self.store:
+            rows = self.store.rows([(seed, client)]).to(self.batches.device)
+            state |= map_entries(lambda t: t[None], self.store.packing.unpack(rows))
+        return map_entries(lambda t: t[0, 0], state)
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def snapshot(self) -> Tensors:
+        """All clients' states, `client.*` [seed, client, ...]; or, where clients come and go, what
+        is kept of those that have been here, `kept.*`, and who they are."""
+        if self.rota.all_stay:
+            return put("client", self.clients.state)
+        self.keep()
+        keys = self.store.keys()
+        entries = self.store.packing.unpack(self.store.rows(keys))
+        who = torch.tensor(keys, dtype=torch.int64).reshape(len(keys), 2)
+        return put("kept", entries) | {"kept_clients": who}
+
+    def restore(self, tensors: Tensors) -> None:
+        """From either kind of snapshot."""
+        names = self.lasting
+        if "kept_clients" in tensors:
+            keys = [(int(s), int(k)) for s, k in tensors["kept_clients"].tolist()]
+            entries = pick(tensors, "kept")
+        else:
+            stacked = pick(tensors, "client")
+            keys = [(int(s), int(k)) for s, k in np.ndindex(*tensors["learned"].shape)]
+            entries = map_entries(lambda t: t.flatten(0, 1), stacked)
+            if self.rota.all_stay:
+                names = list(self.clients.state)
+        for i, (s, k) in enumerate(keys):
+            self._restore(s, k, {name: entries[name][i] for name in names})
+        if not self.rota.all_stay:
+            self.members = [[] for _ in self.members]  # they come anew
+
+    def _restore(self, s: int, k: int, entries: Tensors) -> None:
+        if self.rota.all_stay:
+            for name, t in entries.items():
+                mine = self.clients.state[name][s, k]
+                mine.copy_(grown(t, mine))
+            return
+        fresh = self.state_of(s, k)
+        new = {name: grown(entries[name], fresh[name])[None].cpu() for name in self.lasting}
+        if new:
+            self.store.write([(s, k)], self.store.packing.pack(new))
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _contexts(self, works: Grid) -> ClientContext:
+        optim = self.method.config.optim
+        return self.batches.contexts(optim, self.members, self.plans, works)
+
+    def _fresh(self, ctx: ClientContext) -> Tensors:
+        """The states of clients that have not trained yet."""
+        state: Tensors = over(self.method.init, "sc")(self.initial, ctx)
+        return state
+
+    def _number(self) -> None:
+        numbers = torch.tensor(self.members)
+        numbers[numbers == NOBODY] = self.rota.clients
+        self.numbers.copy_(numbers)
+
+
+def _keys(wave: Grid) -> list[Key]:
+    return [(s, k) for s, row in enumerate(wave) for k in row]

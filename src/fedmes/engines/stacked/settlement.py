@@ -1,0 +1,134 @@
+"""The server's half of a round in which clients came in several waves.
+
+Where the method's server needs no more than the mean or the sum of all updates, each wave's wait in
+the host's memory until it is known which of them count, and are added up one wave after the other:
+the device never holds those of all clients. Otherwise they are put together again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedmes.engines import robust, server, summed
+from fedmes.engines.robust import Votes
+from fedmes.methods.base import Method
+from fedmes.tensors import Tensors, map_entries, widened
+
+
+class Wave(NamedTuple):
+    """What has come of clients [seed, seat, ...]."""
+
+    votes: Votes
+    clients: Tensor  # their numbers
+    distances: server.Distances | None = None  # of their updates
+
+
+class Waves:
+    """Those of a round so far."""
+
+    def __init__(self, method: Method, broadcast: Tensors) -> None:
+        """`broadcast`: the servers' state [seed, ...], which `settle` changes."""
+        self.method = method
+        self.server = broadcast
+        self.waves: list[Wave] = []
+        self.apart = False
+
+    def add(self, votes: Votes, clients: Tensor) -> None:
+        if not self.waves:
+            self.apart = self._can_be_added_up(votes.uploads)
+        # in memory of their own: the next wave writes over it
+        wave = Wave(Votes(*map(_cloned, votes)), clients.clone())
+        if self.apart:
+            distances = vmap(server.distances)(self.server, votes.uploads, votes.present)
+            waiting = map_entries(lambda t: t.to("cpu"), wave.votes.uploads)
+            wave = wave._replace(votes=wave.votes._replace(uploads=waiting), distances=distances)
+        self.waves.append(wave)
+
+    def _can_be_added_up(self, uploads: Tensors) -> bool:
+        if robust.rule_of(self.method) != "none" or self.method.aggregation == "individual":
+            return False
+        one = map_entries(itemgetter((0, 0)), uploads)
+        return summed.sums_are_enough(self.method, map_entries(itemgetter(0), self.server), one)
+
+    def settle(self, together: Callable[[Votes, Tensor], Tensor]) -> dict[tuple[int, int], int]:
+        """A verdict on each client's upload, an index into REJECTIONS, by seed and client;
+        `together`: settles all waves as one."""
+        clients = torch.cat([wave.clients for wave in self.waves], dim=1)
+        if self.apart:
+            verdict = self._one_after_the_other()
+        else:
+            whole = Votes(*map(_joined, zip(*(wave.votes for wave in self.waves), strict=True)))
+            verdict = together(whole, clients)
+        codes: dict[tuple[int, int], int] = {}
+        for s, (numbers, found) in enumerate(zip(clients.tolist(), verdict.tolist(), strict=True)):
+            codes |= {(s, k): code for k, code in zip(numbers, found, strict=True)}
+        return codes
+
+    def _one_after_the_other(self) -> Tensor:
+        method = self.method
+        sent, samples = (_joined([w.votes[i] for w in self.waves]) for i in (1, 2))
+        found = [wave.distances for wave in self.waves if wave.distances is not None]
+        every = server.Distances(*map(_joined, zip(*found, strict=True)))
+        verdict = vmap(server.screened)(every, sent)
+        present = sent & (verdict == 0)
+        weights = torch.where(present, self._weights(samples), 0)
+        if method.aggregation == "mean":
+            weights = weights / weights.sum(1, keepdim=True)
+        total: Tensors = {}
+        for wave, part in zip(self.waves, weights.split(self._seats, dim=1), strict=True):
+            total = vmap(_added)(total, map_entries(_on(part), wave.votes.uploads), part)
+        one = torch.ones_like(present[:, :1])
+        new = vmap(method.aggregate)(self.server, total, one, samples.sum(1, keepdim=True))
+        usable = vmap(server.finite)(new, present)
+        enough = present.sum(1) >= method.config.server.min_clients
+        for name, t in new.items():
+            mine = self.server[name]
+            mine.copy_(torch.where(widened(enough & usable, mine), t.to(mine.dtype), mine))
+        lost = present & (enough & ~usable)[:, None]
+        return torch.where(lost, server.NO_AVERAGE, verdict)
+
+    @property
+    def _seats(self) -> int:
+        return self.waves[0].clients.shape[1]
+
+    def _weights(self, samples: Tensor) -> Tensor:
+        return samples if summed.by_samples(self.method) else torch.ones_like(samples)
+
+
+def _added(total: Tensors, uploads: Tensors, weights: Tensor) -> Tensors:
+    """The weighted sum of uploads [n, ...] on top of that of earlier ones, as one upload [1, ...];
+    who has no weight may have sent anything. Sums are exact in float64, or a mean."""
+    found: Tensors = {}
+    for name, t in uploads.items():
+        if name.endswith("#mask"):
+            found[name] = torch.ones_like(t[:1])
+            continue
+        weight = widened(weights.to(t.dtype), t)
+        part = torch.where(weight > 0, weight * t, 0)
+        if (where := uploads.get(f"{name}#mask")) is not None:
+            part = torch.where(where, part, 0).double()
+        # one after the other, as if all were there at once
+        parts = [part] if name not in total else [total[name], part]
+        found[name] = torch.cat(parts).sum(0, keepdim=True)
+    return found
+
+
+def _on(like: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda t: t.to(like.device)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Tensors, or dictionaries of them, of several waves as one."""
+    if isinstance(parts[0], dict):
+        return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+    return torch.cat(list(parts), dim=1)
+
+
+def _cloned(value: Any) -> Any:
+    return map_entries(torch.clone, value) if isinstance(value, dict) else value.clone()

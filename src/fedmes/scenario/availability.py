@@ -1,0 +1,74 @@
+"""Clients that come and go: a table of the rounds in which each can be reached.
+
+A CSV file with the columns `client`, `from_round` and `to_round`: a client by its name, and global
+rounds, counted from 0 through all tasks, both included. A client may have several rows; one that
+the file does not name can always be reached.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedmes.errors import UserError
+from fedmes.scenario.stream import Stream
+
+COLUMNS = ("client", "from_round", "to_round")
+
+Spans = dict[str, list[tuple[int, int]]]  # by client: first and last rounds
+
+
+def read(path: Path) -> Spans:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return _spans(csv.DictReader(file), path)
+    except OSError as error:
+        raise UserError(f"stream.availability: {path} cannot be read ({error.strerror})") from None
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"stream.availability: {path} is no CSV file ({error})") from None
+
+
+def _spans(table: csv.DictReader[str], path: Path) -> Spans:
+    missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
+    if missing:
+        raise UserError(
+            f"stream.availability: {path} has no column {missing[0]}; it needs {', '.join(COLUMNS)}"
+        )
+    spans: Spans = defaultdict(list)
+    for row in table:
+        try:
+            first, last = int(row["from_round"]), int(row["to_round"])
+            if not 0 <= first <= last:
+                raise ValueError
+        except (TypeError, ValueError):
+            raise UserError(
+                f"stream.availability: {path}, line {table.line_num}: rounds {row['from_round']} "
+                f"to {row['to_round']} are no first and last round, from 0"
+            ) from None
+        spans[row["client"]].append((first, last))
+    return dict(spans)
+
+
+def reachable(stream: Stream, spans: Spans, path: Path) -> Stream:
+    """The stream without those who cannot be reached."""
+    if not spans:
+        return stream
+    numbers = {name: k for k, name in enumerate(stream.names)}
+    active = stream.active.copy()
+    for name, times in spans.items():
+        if name not in numbers:
+            known = ", ".join(stream.names[:10])
+            raise UserError(
+                f"stream.availability: {path} names client {name}; there are {known}, ..."
+            )
+        there = np.zeros(len(active), bool)
+        for first, last in times:
+            there[first : last + 1] = True
+        active[~there, numbers[name]] = 0
+    if not active.any():
+        raise UserError(f"stream.availability: {path} leaves nobody in any round")
+    return replace(stream, active=active)
