@@ -138,6 +138,7 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     until_round(tmp_path / "out", 1)
     words = arguments_of(federation.pids())
     assert "flwr-serverapp" in words and "--token" not in words
+    assert words.count("fedmes.deployment.warm") >= 2  # at each site; what answers is a fork of it
     federation.supervisor.kill("superlink")
     assert federation.wait(timeout=HANGS) == "lost"
     assert rounds_done(tmp_path / "out") == 1  # or nothing was interrupted

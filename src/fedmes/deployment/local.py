@@ -21,6 +21,7 @@ from fedmes.version import __version__
 # seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
 START_LIMIT = 600.0
 CONNECTIONS = 10_000  # that all sites may have, which share an address
+LOOKS = 20  # for messages, per second and all sites together
 SETTINGS = {
     # seconds; a new client process for each message waits for it
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
@@ -125,7 +126,7 @@ class Federation:
         arguments = site.supernode_arguments(
             self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority
         )
-        # One that is killed is started again until the SuperLink accepts it, within a minute.
+        # One that is killed is started again until the SuperLink accepts it, which takes twenty seconds.
         command = private.command("flower-supernode", *arguments)
         self._keep(f"site{k}", command, restart=True)
 
@@ -193,6 +194,7 @@ class Federation:
         home = self.folder / "home" / name
         home.mkdir(exist_ok=True)
         environment = private.environment(home, private.socket_of(home)) | SETTINGS
+        environment[private.PAUSE] = str(max(0.2, len(self.sites) / LOOKS))
         self.supervisor.keep(name, command, self.log / f"{name}.log", environment, restart)
 
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
