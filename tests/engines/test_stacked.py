@@ -31,7 +31,7 @@ def test_whole_runs_are_equal(method):
 
 @pytest.mark.slow
 def test_whole_runs_in_lock_step_are_equal():
-    assert_equal_runs(prepared_with({"method": "fedavg"}))
+    assert_equal_runs(prepared_with({"method": "fedavg", "epochs": 2}))
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_lanes_change_nothing(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        prepared = prepared_with({})
+        prepared = prepared_with({"tasks": 2, "rounds": 1})
         assert len(engines(prepared)[1].lanes) == threads
         assert_equal_runs(prepared)
         assert torch.get_num_threads() == threads
