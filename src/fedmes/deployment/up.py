@@ -69,9 +69,12 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
         policy = Policy.of_trial(config)
+        weights = {}
+        if config.model.weights not in site.NO_FILE:
+            weights = {"weights": str(Path(str(config.model.weights)).resolve())}
         places = []
         for name, content in sites.items():
-            places.append(_place(directory / "sites" / name, content, policy))
+            places.append(_place(directory / "sites" / name, content | weights, policy))
         if config.federation.sites:
             key_of = {place.name: site.fingerprint(place) for place in places}
             keys = [key_of.get(name, "") for name in config.federation.sites]

@@ -33,6 +33,7 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     # pass needs, with as much again in passing.
     kept = 2 * state + weights
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
+    slot += _sample_gradients(method, plans, weights)
     room = HEADROOM * free_bytes(samples.device) - replicas * kept
     fit = max(1, int(room // slot))
     if fit >= replicas:
@@ -51,7 +52,7 @@ def check(method: Method, federations: Sequence[Federation], samples: Samples) -
     # numbers of samples, in a round's batches and its memory's
     numbers = sum(plan.work.epochs * plan.longest for plan in plans)
     limits.check_memory(4 * 8 * numbers, f"a round of {plans[0].work.epochs:,} epochs")
-    _, state = _client_bytes(method, federations[0], samples)
+    weights, state = _client_bytes(method, federations[0], samples)
     needed = len(plans) * state
     free = free_bytes(samples.device)
     if needed > free:
@@ -59,6 +60,20 @@ def check(method: Method, federations: Sequence[Federation], samples: Samples) -
             f"the states of {len(plans)} clients take {needed / 1e9:,.1f} GB of memory; "
             f"{free / 1e9:,.1f} GB are free"
         )
+    single = _sample_gradients(method, plans, weights)
+    if needed + single > free:
+        raise UserError(
+            f"privacy.sample_clip: the gradients of a batch's samples take {single / 1e9:,.1f} GB "
+            f"of memory; {max(0, free - needed) / 1e9:,.1f} GB are free; take a smaller batch"
+        )
+
+
+def _sample_gradients(method: Method, plans: Sequence[Plan], weights: int) -> int:
+    """Of DP-SGD: a gradient for each sample of a batch, before and after it is clipped. Those of
+    the memory's batch come when the others are gone."""
+    if method.config.privacy.sample_clip is None:
+        return 0
+    return 2 * weights * max(max(plan.batch_width, plan.memory_width) for plan in plans)
 
 
 def _client_bytes(method: Method, federation: Federation, samples: Samples) -> tuple[int, int]:
