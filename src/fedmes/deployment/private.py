@@ -121,6 +121,15 @@ def _hurry(pause: float) -> None:
     start_client_internal.time = shorter  # type: ignore[assignment]
 
 
+def _wait_for_the_database() -> None:
+    """In this process, Flower's tables are waited for longer than five seconds: on a busy machine
+    many processes write to them."""
+    from flwr.supercore import sql_mixin
+
+    settings = dict(sql_mixin.SQLITE_PRAGMAS) | {"busy_timeout": "25000"}
+    sql_mixin.SQLITE_PRAGMAS = tuple(settings.items())  # type: ignore[assignment]
+
+
 class _Popen(subprocess.Popen[Any]):
     """Starts Flower's programs, which it calls by their names, as this one."""
 
@@ -153,6 +162,7 @@ def main() -> None:
         _hurry(float(os.environ[PAUSE]))
     if name in SERVERS:
         _listen(path)
+        _wait_for_the_database()
     else:
         connect(name, path)
     if name in (*SERVERS, "flower-superexec"):
