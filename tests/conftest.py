@@ -30,15 +30,20 @@ settings.load_profile("any machine")
 # the longest one first
 LONGEST = [
     "test_federation",
-    "test_stacked",
     "test_oracle",
+    "test_stacked",
+    "test_studies",
     "test_flower",
     "test_readme",
-    "test_compiled",
     "test_zoo",
     "test_networks_in_runs",
-    "test_studies",
     "test_evaluation_protocols",
+    "test_photographs",
+    "test_every_method",
+    "test_page_in_browser",
+    "test_compiled",
+    "test_report_figures",
+    "test_export",
 ]
 
 

@@ -11,7 +11,7 @@ import socket
 import stat
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +34,16 @@ from helpers.waiting import HANGS, until
 pytestmark = [pytest.mark.slow, pytest.mark.flower]
 
 TINY = {
-    "benchmark": "synthetic", "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "mlp",
+    "benchmark": "synthetic", "clients": 3, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 8, "model.name": "mlp",
     "model.width": 6, "memory.size": 6, "synthetic.classes": 2, "synthetic.train": 12, "synthetic.test": 4,
-    "data.image_size": 4, "server.min_clients": 2,
+    "data.image_size": 4, "server.min_clients": 3,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory):
     root = tmp_path_factory.mktemp("sites")
-    folders = [root / f"site{k}" for k in range(2)]
+    folders = [root / f"site{k}" for k in range(3)]
     for k, folder in enumerate(folders):
         site.create(folder, str(k), {"client": k}, Policy(max_federations=9))
     return folders
@@ -62,7 +62,7 @@ def federation(sites, data_folder, tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("federation") / "flower", sites) as running:
         yield running
         supervisor = running.supervisor
-        assert len(supervisor.pids()) >= 3 and listening(running.port)
+        assert len(supervisor.pids()) >= 4 and listening(running.port)
     assert supervisor.pids() == []
     assert not listening(running.port)
 
@@ -138,6 +138,7 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     until_round(tmp_path / "out", 1)
     words = arguments_of(federation.pids())
     assert "flwr-serverapp" in words and "--token" not in words
+    assert words.count("fedmes.deployment.warm") >= 3  # at each site; what answers is a fork of it
     federation.supervisor.kill("superlink")
     assert federation.wait(timeout=HANGS) == "lost"
     assert rounds_done(tmp_path / "out") == 1  # or nothing was interrupted
@@ -149,7 +150,7 @@ def test_equal_to_the_loop_though_the_superlink_is_killed(federation, sites, tmp
     last = (tmp_path / "out/progress.jsonl").read_text().splitlines()[-1]
     assert json.loads(last)["rounds_done"] == 2
     stream = (federation.log / "run2.log").read_text()
-    assert "\nfedmes: round 2/2, task 2/2: 0, 1; accuracy so far 0." in stream
+    assert "\nfedmes: round 2/2, task 2/2: 0, 1, 2; accuracy so far 0." in stream
     assert f"\nfedmes: finished, the result is in {tmp_path / 'out'}\n" in stream
     for reason, log in refused.items():
         until(lambda name=reason: not federation.supervisor.alive(name), reason)
@@ -240,7 +241,7 @@ def test_the_operators_commands(federation):
         check=True,
     )
     found = json.loads(said.stdout[said.stdout.index("{") :])
-    assert [node["status"] for node in found["nodes"]] == ["online", "online"]
+    assert [node["status"] for node in found["nodes"]] == ["online"] * 3
     said = subprocess.run(
         [*command, str(federation.folder), *listing], capture_output=True, text=True, check=False
     )
@@ -252,12 +253,21 @@ def test_a_run_configuration_that_the_app_does_not_know(federation):
         federation.run(HANGS, colour="blue")
 
 
+# Two months of three sites; the second one has a class that nobody listed.
+MONTHS = (
+    {"berlin": (0, 1), "lyon": (1, 0), "turin": (0, 1)},
+    {"berlin": (0, 2), "lyon": (1, 0), "turin": (2, 1)},
+)
+# As it went: the task of each site in each round. The third round is turin's alone.
+TASKS = [[0, 0, -1], [1, 1, 0], [-1, -1, 1]]
+
+
 @pytest.fixture
 def growing_sites(sites, tmp_path):
     """The same SuperNodes for sites whose data grows."""
     before = [(folder / "site.toml").read_text() for folder in sites]
     found = {}
-    for folder, name in zip(sites, ("berlin", "turin"), strict=True):
+    for folder, name in zip(sites, MONTHS[0], strict=True):
         found[name] = tmp_path / f"{name}.npz"
         growing.describe(folder, name, found[name])
     yield found
@@ -265,39 +275,63 @@ def growing_sites(sites, tmp_path):
         (folder / "site.toml").write_text(text)
 
 
-def kill_once_it_is_there(federation, name, line):
-    """The supervisor starts its SuperNode again, and the server asks it again."""
-    log = max(federation.log.glob("run*.log"), key=lambda path: path.stat().st_mtime)
-    until(lambda: line in log.read_text(), line)
-    starts = federation.supervisor.starts(name)
+@contextmanager
+def killed_at_work(federation, folder, name):
+    """This site's processes die when it has begun a round, and stay away in this context."""
+    begun = '"event": "asked", "kind": "train", "federation": "fourth"'
+    audit = folder / "audit.jsonl"
+    until(lambda: audit.exists() and begun in audit.read_text(), f"{name} has begun")
+    hidden = (folder / "key").rename(folder / "key.hidden")
     federation.supervisor.kill(name)
-    until(lambda: federation.supervisor.starts(name) > starts, f"{name} is started again")
+    yield
+    hidden.rename(folder / "key")
+    connected = "SuperNode ID"
+    log = federation.log / f"{name}.log"
+    before = log.read_text().count(connected)
+    until(lambda: log.read_text().count(connected) > before, f"{name} is back")
 
 
-def test_a_month_brings_a_class_and_a_site(federation, sites, growing_sites, tmp_path, monkeypatch):
-    """One site alone in the first month, whose SuperNode is killed; in the second one it has a class
-    that nobody listed, and another site joins. The weights are those of a simulation that knew it
-    all beforehand."""
+def test_a_site_dies_in_a_secure_round_and_the_next_month_brings_a_class(
+    federation, sites, growing_sites, tmp_path, monkeypatch
+):
+    """The sum of its first round is opened without the site, whose masks the others help to remove.
+    In the second month it is back, with what it has missed, and there is a class that nobody
+    listed. The weights are those of a simulation that knew it all beforehand."""
     run = {"config": str(tmp_path / "config.toml"), "out": str(tmp_path / "out")}
-    for month, members in enumerate((["berlin"], ["berlin", "turin"]), start=1):
-        for name in members:
-            growing.write(growing_sites[name], [name], month)
-        agreed = growing.federation("fedmes", members, ["c0", "c1"])
-        agreed = agreed.with_({"federation.name": "fourth"})
-        (tmp_path / "config.toml").write_text(agreed.to_toml({}))
-        federation.submit(**run)
-        if month == 1:
-            kill_once_it_is_there(federation, "site0", "site berlin is there")
+    secure = {"privacy.secure_aggregation": True, "federation.name": "fourth"}
+    agreed = growing.federation("fedmes", list(MONTHS[0]), ["c0", "c1"], **secure)
+    (tmp_path / "config.toml").write_text(agreed.to_toml({}))
+    for name, path in growing_sites.items():
+        # turin is at work for so long that it cannot be done before it is killed
+        growing.write(path, [name], 1, MONTHS, train=16_000 if name == "turin" else growing.TRAIN)
+    federation.submit(**run)
+    with killed_at_work(federation, sites[2], "site2"):
         assert federation.wait(timeout=HANGS) == "completed"
-        got = run_dir.load(tmp_path / "out")
-        if month == 1:
-            reason = "site turin is not among the federation's sites (berlin)"
-            assert got.sites_left_out == {"turin": reason}
-    streams = [path.read_text() for path in federation.log.glob("run*.log")]
-    assert "\nfedmes: new classes: c2; there are 3 now\n" in "".join(streams)
+    got = run_dir.load(tmp_path / "out")
+    assert [(int(row["client"]), row["reason"]) for row in got.rounds] == [(0, ""), (1, "")]
+
+    for name, path in growing_sites.items():
+        growing.write(path, [name], 2, MONTHS)
+    assert federation.run(timeout=HANGS, **run) == "completed"
+    got = run_dir.load(tmp_path / "out")
+    streams = "".join(path.read_text() for path in federation.log.glob("run*.log"))
+    assert "\nfedmes: round 1, task 1/2: berlin, lyon; missing turin (no answer);" in streams
+    assert "\nfedmes: new classes: c2; there are 3 now\n" in streams
     assert (got.config.federation.classes, got.sites_left_out) == (["c0", "c1", "c2"], {})
-    want = growing.simulation(tmp_path / "loop", "fedmes", ("berlin", "turin"), monkeypatch)
+    rows = [(int(row["client"]), int(row["task"]), row["reason"]) for row in got.rounds[2:]]
+    alone = "1 sites have learned; a sum needs 2"
+    assert rows == [(0, 1, ""), (1, 1, ""), (2, 0, ""), (2, 1, alone)]
+    want = growing.simulation(
+        tmp_path / "loop",
+        "fedmes",
+        MONTHS[0],
+        monkeypatch,
+        MONTHS,
+        TASKS,
+        **{"server.robust": "none"},
+    )
     for kind, table in want.accuracy.items():
         np.testing.assert_array_equal(got.accuracy[kind], table)
     for k, folder in enumerate(sites):
-        growing.same(folder / "fourth", tmp_path / f"loop/seed0/client{k}", "fedmes")
+        wanted = tmp_path / f"loop/seed0/client{k}"
+        growing.same(folder / "fourth", wanted, "fedmes", near=1e-7)  # secure sums are rounded

@@ -244,6 +244,18 @@ def test_site_init_notes_where_the_weights_are(photographs, tmp_path, command):
     assert f'weights = "{weights}"\n' in (tmp_path / "here/site.toml").read_text()
 
 
+def test_a_server_cannot_name_the_file_that_a_site_opens(
+    photographs, folders, tmp_path, monkeypatch
+):
+    settled = agreed(tmp_path, photographs)
+    for name in ("prepare_site", "_prepared"):
+        monkeypatch.setattr(app, name, None)  # nothing is read before
+    for about in ('data = "d"', "client = 0"):
+        (folders[0] / "site.toml").write_text(f'name = "north"\n{about}\n')
+        with pytest.raises(UserError, match=r'site north: .*add weights = "FILE" to its site.toml'):
+            app.site_client(settled, 0, {"site": str(folders[0])})
+
+
 def test_weights_in_a_sites_description_are_a_path(tmp_path):
     (tmp_path / "site.toml").write_text('name = "north"\ndata = "d"\nweights = 3\n')
     with pytest.raises(UserError, match="weights must be the path of a file"):

@@ -148,7 +148,7 @@ def test_a_full_disk_of_a_server_is_said_as_of_any_run(own, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_server_waits_for_new_tasks(own, tmp_path):
+def test_the_server_waits_for_new_tasks(own, tmp_path, clock):
     options = OWN | {"data.path": str(own), "method": "fedavg", "rounds": 1}
     agreed = agreement(config.load(None, options)).with_({"tasks": 5, "server.patience": 60.0})
     folders = [found(tmp_path / name, name, own / name) for name in ("north", "south")]

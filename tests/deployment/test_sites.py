@@ -1,11 +1,13 @@
 """Certificates, keys and the folders of sites."""
 
+import json
 import re
 import stat
 import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -184,8 +186,7 @@ def test_each_client_of_own_data_becomes_a_site(tmp_path, pictures):
     for name in ("north", "south"):
         (tmp_path / "all" / name).symlink_to(pictures)
     options = {"data.path": str(tmp_path / "all"), "data.image_size": 4, "model": "linear"}
-    known, sites = sites_of_custom_data(config.load(None, options), tmp_path / "all")
-    settled = known.config
+    settled, sites = sites_of_custom_data(config.load(None, options), tmp_path / "all")
     assert sites == {name: {"data": str(tmp_path / "all" / name)} for name in ("north", "south")}
     assert (settled.federation.classes, settled.federation.shape) == (["cat", "dog"], [1, 4, 4])
     (tmp_path / "config.toml").write_text(settled.to_toml({}))
@@ -209,3 +210,27 @@ def test_own_data_of_a_federation_is_a_folder(tmp_path, own_npz):
     with pytest.raises(UserError, match="--data must be a folder"):
         up(config.load(None, {"data.path": str(own_npz)}), tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.flower
+def test_a_stream_that_breaks_off_is_not_the_end_of_a_run(tmp_path, monkeypatch):
+    """What `flwr ls` says counts; `flwr log` goes on from there."""
+    begun = []
+
+    def output(status):
+        return "Successfully started run 7\n" + json.dumps(
+            {"runs": [{"run-id": "7", "status": status}]}, indent=2
+        )
+
+    def begin(name, *commands):
+        begun.append(commands[0])
+        status = "running" if len(begun) < 2 else "finished:completed"
+        (federation.log / f"{name}.log").write_text(output(status))
+
+    federation = local.Federation(tmp_path, [])
+    federation.log.mkdir()
+    federation._supervisor = SimpleNamespace(alive=lambda name: name == "superlink")
+    monkeypatch.setattr(federation, "_begin_flwr", begin)
+    (federation.log / "run0.log").write_text(output("running"))
+    assert federation.wait() == "completed"
+    assert begun == [["log", "7", "federation", "--stream"]] * 2

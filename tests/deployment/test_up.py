@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -15,6 +16,10 @@ from fedmes.report.write import write_report
 from fedmes.results.status import read as status_of
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
+
+from fedmes import config
+from fedmes.deployment import up
+from helpers import inprocess
 
 pytestmark = pytest.mark.flower
 
@@ -118,3 +123,34 @@ def test_a_site_that_is_left_out_is_named_everywhere(tmp_path):
         f"fedmes: finished, the result is in {tmp_path / 'here'}; left out to the end: south ({reason})"
         in lines
     )
+
+
+def test_data_that_has_grown_goes_on_where_the_federation_was(tmp_path, monkeypatch, clock):
+    """A task with a new class at one site, and a further site: what was learned stays learned. Then
+    nothing is new, and no process is started."""
+    monkeypatch.setattr(up, "Federation", inprocess.Federation)
+    for name in ("north", "south"):
+        task(tmp_path / "data" / name / "t1", ("cat", "dog"))
+    options = {"rounds": 1, "epochs": 1, "model": "linear", "method": "fedmes-plus", "memory": 4}
+    asked = config.load(None, options | {"data": str(tmp_path / "data")})
+    first = up.up(asked, tmp_path / "here")
+    assert first.config.federation.classes == ["cat", "dog"]
+    keys = first.config.federation.keys
+    task(tmp_path / "data/south/t2", ("ape", "dog"))
+    task(tmp_path / "data/east/t1", ("ape", "cat"))
+    second = up.up(asked, tmp_path / "here")
+    agreed = second.config.federation
+    assert (agreed.sites, agreed.classes) == (["north", "south", "east"], ["cat", "dog", "ape"])
+    assert agreed.keys[:2] == keys and agreed.earlier == [2]
+    assert second.sites_left_out == {}
+    np.testing.assert_array_equal(second.acc[0, :2, 0, 0], first.acc[0, :, 0, 0])
+    learned = np.isfinite(second.acc[0]).any(axis=2).sum(axis=1)
+    assert learned.tolist() == [1, 2, 1]
+    # one more task, for which there is room, and a site that leaves
+    task(tmp_path / "data/east/t2", ("cat", "dog"))
+    shutil.rmtree(tmp_path / "data/north")
+    third = up.up(asked, tmp_path / "here")
+    assert third.config.federation.former == ["north"]
+    assert np.isfinite(third.acc[0]).any(axis=2).sum(axis=1).tolist() == [1, 2, 2]
+    monkeypatch.setattr(up, "Federation", None)
+    np.testing.assert_array_equal(up.up(asked, tmp_path / "here").acc, third.acc)

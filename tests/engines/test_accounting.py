@@ -74,9 +74,8 @@ def test_epsilon_undoes_the_calibration_of_noise():
 
 @pytest.mark.parametrize(("method", "per_step"), [("fedavg", 1), ("ditto", 2)])
 def test_a_sample_is_used_once_an_epoch_and_gradient(method, per_step):
-    prepared = prepared_with(
-        {"method": method, "privacy.sample_clip": 1.0, "privacy.noise_multiplier": 2.0}
-    )
+    noised = {"privacy.sample_clip": 1.0, "privacy.noise_multiplier": 2.0}
+    prepared = prepared_with({"method": method, "epochs": 2} | noised)
     plan = prepared.federations[0].plans[3]
     ledger = Ledger(prepared.method, plan, sends=False)
     for g in range(6):

@@ -9,7 +9,8 @@ from torch import nn
 
 import fedmes
 from fedmes import config
-from fedmes.engines.capacity import activation_bytes, replicas_that_fit
+from fedmes.engines import capacity
+from fedmes.engines.capacity import HEADROOM, activation_bytes, check, replicas_that_fit
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
@@ -33,7 +34,7 @@ def test_whole_runs_are_equal(method):
 
 @pytest.mark.slow
 def test_whole_runs_in_lock_step_are_equal():
-    assert_equal_runs(prepared_with({"method": "fedavg"}))
+    assert_equal_runs(prepared_with({"method": "fedavg", "epochs": 2}))
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_lanes_change_nothing(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        prepared = prepared_with({})
+        prepared = prepared_with({"tasks": 2, "rounds": 1})
         assert len(engines(prepared)[1].lanes) == threads
         assert_equal_runs(prepared)
         assert torch.get_num_threads() == threads
@@ -175,6 +176,39 @@ def test_the_stack_is_estimated_from_memory(monkeypatch):
     few = replicas_that_fit(*parts)
     assert few in (1, 2, 4)
     assert not any(p.requires_grad for p in prepared.method.net.initial.values())
+
+
+def test_gradients_of_single_samples_are_counted(monkeypatch):
+    """DP-SGD has two for each of the 11 samples of a batch: 22 times the weights of a client."""
+    options = {"method": "fedavg", "memory": 0}
+    plain = prepared_with(options)
+    private = prepared_with(options | {"privacy.sample_clip": 1.0})
+    weights = sum(8 * t.numel() for t in plain.federations[0].initial.values())
+
+    def least(enough, prepared):
+        """Free bytes that are enough for it."""
+        parts = prepared.method, prepared.federations, prepared.samples
+        low, high = 0, 1 << 30
+        while high - low > 1:
+            middle = (low + high) // 2
+            monkeypatch.setattr(capacity, "free_bytes", lambda device, free=middle: free)
+            low, high = (low, middle) if enough(*parts) else (middle, high)
+        return high
+
+    def all_fit(*parts):
+        return replicas_that_fit(*parts) == 8
+
+    def one_fits(*parts):
+        try:
+            check(*parts)
+        except fedmes.UserError as error:
+            assert "gradients of a batch's samples" in str(error) or "states of 8" in str(error)
+            return False
+        return True
+
+    more = least(all_fit, private) - least(all_fit, plain)
+    assert more == pytest.approx(8 * 22 * weights / HEADROOM, abs=2)
+    assert least(one_fits, private) - least(one_fits, plain) == 22 * weights
 
 
 def test_activations_are_counted_without_the_weights():

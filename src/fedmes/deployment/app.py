@@ -24,8 +24,6 @@ from fedmes.experiment.recorder import Progress
 from fedmes.experiment.simulation import _prepared, _site_client
 from fedmes.results import status
 
-NO_FILE = (None, "pretrained", "none")  # values of model.weights
-
 
 def site_name(node: Node) -> str:
     return str(folders.read(_folder(node))["name"])
@@ -38,7 +36,12 @@ def site_client(config: Config, s: int, node: Node) -> SiteClient:
     policy = Policy.of(about, folder / "site.toml")
     name = str(about["name"])
     directory = folder / config.federation.name
-    if "weights" in about and config.model.weights not in NO_FILE:
+    if config.model.weights not in folders.NO_FILE:
+        if "weights" not in about:
+            raise UserError(
+                f"site {name}: model.weights names a file, and which one is read at a site its "
+                'owner decides: add weights = "FILE" to its site.toml'
+            )
         config = config.with_({"model.weights": about["weights"]})
     if "client" in about:
         prepared = _prepared(config.model_dump_json(by_alias=True))

@@ -21,6 +21,9 @@ from fedmes.version import __version__
 # seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
 START_LIMIT = 600.0
 CONNECTIONS = 10_000  # that all sites may have, which share an address
+LOOKS = 5  # for messages, per second and all sites together; each is a write to a database
+STATUS = ["ls", "federation", "--limit", "1", "--format", "json"]
+UNDER_WAY = ("pending", "starting", "running")
 SETTINGS = {
     # seconds; a new client process for each message waits for it
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
@@ -125,7 +128,7 @@ class Federation:
         arguments = site.supernode_arguments(
             self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority
         )
-        # One that is killed is started again until the SuperLink accepts it, within a minute.
+        # One that is killed is started again until the SuperLink accepts it, which takes twenty seconds.
         command = private.command("flower-supernode", *arguments)
         self._keep(f"site{k}", command, restart=True)
 
@@ -138,8 +141,7 @@ class Federation:
             values.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
         if values:
             run += ["-c", " ".join(values)]
-        status = ["ls", "federation", "--limit", "1", "--format", "json"]
-        self._begin_flwr(f"run{self._runs}", run, status)
+        self._begin_flwr(f"run{self._runs}", run, STATUS)
 
     def wait(
         self, timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None
@@ -150,19 +152,26 @@ class Federation:
         """
         name = f"run{self._runs}"
         until = time.monotonic() + (timeout or float("inf"))
-        while self.supervisor.alive(name):
-            if time.monotonic() > until:
-                raise self._failure(f"the run has not ended in {timeout:.0f} s", name)
+        accepted = False
+        while True:
+            while self.supervisor.alive(name):
+                if time.monotonic() > until:
+                    raise self._failure(f"the run has not ended in {timeout:.0f} s", name)
+                meanwhile()
+                if not self.supervisor.alive("superlink"):
+                    self.supervisor.kill(name)
+                    return "lost"
+                time.sleep(0.1)
             meanwhile()
-            if not self.supervisor.alive("superlink"):
-                self.supervisor.kill(name)
-                return "lost"
-            time.sleep(0.1)
-        meanwhile()
-        output = (self.log / f"{name}.log").read_text(errors="replace")
-        if self.supervisor.alive("superlink") and "Successfully started run" not in output:
-            raise self._failure("the run was not accepted", name)
-        return _run_status(output)
+            output = (self.log / f"{name}.log").read_text(errors="replace")
+            accepted |= "Successfully started run" in output
+            if self.supervisor.alive("superlink") and not accepted:
+                raise self._failure("the run was not accepted", name)
+            run, status = _run_status(output)
+            if status not in UNDER_WAY:
+                return status
+            # Its log has broken off, as it may on a busy machine: from the beginning once more.
+            self._begin_flwr(name, ["log", run, "federation", "--stream"], STATUS)
 
     def run(self, timeout: float | None = None, **run_config: str | int | float | bool) -> str:
         self.submit(**run_config)
@@ -193,6 +202,7 @@ class Federation:
         home = self.folder / "home" / name
         home.mkdir(exist_ok=True)
         environment = private.environment(home, private.socket_of(home)) | SETTINGS
+        environment[private.PAUSE] = str(max(0.4, len(self.sites) / LOOKS))
         self.supervisor.keep(name, command, self.log / f"{name}.log", environment, restart)
 
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
@@ -230,13 +240,14 @@ def _answers(path: Path) -> bool:
         return mine.connect_ex(str(path)) == 0
 
 
-def _run_status(log: str) -> str:
-    """From the JSON that `flwr ls` has printed at the end; without it, there was no answer."""
+def _run_status(log: str) -> tuple[str, str]:
+    """Number and status, from the JSON that `flwr ls` has printed at the end; without it, there was
+    no answer."""
     start = log.rfind("\n{\n")
     if start < 0:
-        return "lost"
-    status: str = json.loads(log[start:])["runs"][0]["status"]
-    return status.removeprefix("finished:")
+        return "", "lost"
+    run = json.loads(log[start:])["runs"][0]
+    return str(run["run-id"]), str(run["status"]).removeprefix("finished:")
 
 
 def _tail(path: Path) -> str:

@@ -17,15 +17,20 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from fedmes.deployment import warm
 from fedmes.errors import UserError
 
 SOCKET = "FEDMES_SOCKET"  # where a process finds the socket; what it starts finds it there, too
 TOKEN = "FEDMES_TASK_TOKEN"
+PAUSE = "FEDMES_PAUSE"  # seconds between a SuperNode's looks for messages, beside its SuperLink
+HEARTBEAT = 10  # seconds, there; Flower takes no fewer, and misses a node after twice as many
 LONGEST = 100  # bytes of a socket's path that all systems take
 SERVERS = ("flower-superlink", "flower-supernode")
 CLIENTS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
@@ -103,12 +108,37 @@ def _listen(path: str) -> None:
     uvicorn.Config.__init__ = init  # type: ignore[method-assign,assignment]
 
 
+def _hurry(pause: float) -> None:
+    """In this process, a SuperNode whose SuperLink is on the same machine, where asking more often
+    costs little. One that is killed is taken back sooner, too."""
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection, start_client_internal
+
+    for module in (heartbeat, fleet_http_connection):
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT  # type: ignore[attr-defined]
+    sleep = time.sleep
+    shorter = SimpleNamespace(sleep=lambda seconds: sleep(min(seconds, pause)))
+    start_client_internal.time = shorter  # type: ignore[assignment]
+
+
+def _wait_for_the_database() -> None:
+    """In this process, Flower's tables are waited for longer than five seconds: on a busy machine
+    many processes write to them."""
+    from flwr.supercore import sql_mixin
+
+    settings = dict(sql_mixin.SQLITE_PRAGMAS) | {"busy_timeout": "25000"}
+    sql_mixin.SQLITE_PRAGMAS = tuple(settings.items())  # type: ignore[assignment]
+
+
 class _Popen(subprocess.Popen[Any]):
     """Starts Flower's programs, which it calls by their names, as this one."""
 
     def __init__(self, arguments: Any, **options: Any) -> None:
         if isinstance(arguments, list) and arguments[0] in CLIENTS:
             arguments, secret = _without_token(arguments)
+            if arguments[0] == "flwr-clientapp":  # one for each message; Flower looks at none
+                warm.start(arguments, secret)
+                return
             arguments = command(*arguments)
             options["env"] = {**(options.get("env") or os.environ), **secret}
         super().__init__(arguments, **options)
@@ -128,8 +158,11 @@ def main() -> None:
     sys.argv = sys.argv[1:]
     if token is not None:
         sys.argv += ["--token", token]
+    if name == "flower-supernode" and PAUSE in os.environ:
+        _hurry(float(os.environ[PAUSE]))
     if name in SERVERS:
         _listen(path)
+        _wait_for_the_database()
     else:
         connect(name, path)
     if name in (*SERVERS, "flower-superexec"):

@@ -56,7 +56,7 @@ def serve(
     if not config.federation.sites:  # a trial: every site holds a share of a benchmark
         config = as_stored(config, directory)
         return execute(prepare(config), directory, on_progress, resume=True, grid=grid)
-    known = _continued(config, directory)
+    known = continued(config, directory)
     with working_in(directory, known.config):
         refuse(directory, stale(directory, known.made_from, known.config), ANOTHER)
         run_dir.claim(directory, known.config)
@@ -108,7 +108,7 @@ def _written(known: Blueprint, engine: FlowerEngine, recorder: Recorder, directo
     return result
 
 
-def _continued(config: Config, directory: Path) -> Blueprint:
+def continued(config: Config, directory: Path) -> Blueprint:
     """What is asked for, as a continuation of the run in the directory, if there is one."""
     stored = run_dir.stored_config(directory)
     if stored is None:

@@ -14,6 +14,8 @@ from fedmes.deployment.certificates import make_node_key
 from fedmes.deployment.policy import Policy
 from fedmes.errors import UserError
 
+NO_FILE = (None, "pretrained", "none")  # values of model.weights
+
 
 def create(
     directory: Path, name: str, content: Mapping[str, Any], policy: Policy | None = None

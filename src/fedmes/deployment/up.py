@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedmes.common.files import replace_text, sha256_of
 from fedmes.config.options import Config
 from fedmes.data import tables
 from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.deployment.policy import Policy
+from fedmes.deployment.server import continued
 from fedmes.deployment.supervisor import end_leftovers
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.experiment.made_from import refuse, stale
@@ -25,6 +27,7 @@ from fedmes.results import checkpoint, run_dir
 from fedmes.results.run_dir import Result
 
 ANOTHER = "begin another one, with another --out"
+LEARNED = "data.sha256"  # of the data that the sites had at the last run to its end
 
 Watcher = Callable[[Standing], None]
 
@@ -32,19 +35,26 @@ Watcher = Callable[[Standing], None]
 def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> Result:
     """Start a site per client, run the experiment on them, and always end every process.
 
-    Called again with the same directory, it resumes the run.
+    Called again with the same directory, it resumes the run. If the data of sites has grown by then,
+    they learn what is new: tasks, classes, and sites that join or leave.
     """
     config = config.with_({"engine.name": "flower"})
     known: Prepared | Blueprint
+    data = ""  # the hash of custom data
     if config.data.path is None:
         known = prepare(config)
         sites = {f"site{k}": {"client": k} for k in range(known.config.clients)}
+        directory = (out or run_dir.default_directory(known.config)).resolve()
     else:
-        known, sites = sites_of_custom_data(config, Path(config.data.path))
+        data = sha256_of(Path(config.data.path))
+        agreed, sites = sites_of_custom_data(config, Path(config.data.path))
+        directory = (out or run_dir.default_directory(sites_blueprint(agreed).config)).resolve()
+        known = continued(agreed.with_({"checkpoint.every": "round"}), directory)
     config = known.config
-    directory = (out or run_dir.default_directory(config)).resolve()
     changes = stale(directory, known.made_from, config)
-    if run_dir.finished(directory, config):
+    learned = directory / "federation" / LEARNED
+    grown = data and learned.is_file() and learned.read_text() != data
+    if run_dir.finished(directory, config) and not grown:
         refuse(directory, changes, ANOTHER)
         return run_dir.load(directory)
     folder = directory / "federation"
@@ -59,11 +69,15 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
         policy = Policy.of_trial(config)
+        weights = {}
+        if config.model.weights not in site.NO_FILE:
+            weights = {"weights": str(Path(str(config.model.weights)).resolve())}
         places = []
         for name, content in sites.items():
-            places.append(_place(directory / "sites" / name, content, policy))
+            places.append(_place(directory / "sites" / name, content | weights, policy))
         if config.federation.sites:
-            keys = list(map(site.fingerprint, places))
+            key_of = {place.name: site.fingerprint(place) for place in places}
+            keys = [key_of.get(name, "") for name in config.federation.sites]
             run_dir.claim(directory, config.with_({"federation.keys": keys}))
         with Federation(folder, places) as federation:
             federation.submit(config=str(directory / "config.toml"), out=str(directory))
@@ -73,10 +87,11 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
                 raise FederationError(
                     f"the run ended as {status}: {words}\nall logs are in {federation.log}"
                 )
+    replace_text(learned, data)
     return run_dir.load(directory)
 
 
-def sites_of_custom_data(config: Config, data: Path) -> tuple[Blueprint, dict[str, dict[str, Any]]]:
+def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
     """What the sites agree on, and each client's folder or table as a site's data."""
     if not data.is_dir():
         raise UserError(
@@ -93,7 +108,7 @@ def sites_of_custom_data(config: Config, data: Path) -> tuple[Blueprint, dict[st
     sites = {}
     for name in agreed.federation.sites:
         sites[name] = {"data": str(tables_of.get(name, data / name))}
-    return sites_blueprint(agreed), sites
+    return agreed, sites
 
 
 def _place(folder: Path, content: dict[str, Any], policy: Policy) -> Path:

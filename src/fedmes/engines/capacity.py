@@ -34,6 +34,7 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     kept = 2 * state + weights
     width = bounds.batch + bounds.memory
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
+    slot += _sample_gradients(method, bounds, weights)
     fit = int(HEADROOM * free_bytes(samples.device) // (kept + slot))
     if fit >= replicas <= 2 * ENOUGH:
         return replicas
@@ -54,14 +55,15 @@ def check(method: Method, federations: Sequence[Federation], samples: Samples) -
     """Refuse runs that cannot even be planned, and clients' states that do not fit."""
     together = len(federations) * wanted_together(federations)
     # numbers of samples, in a round's batches and its memory's
+    bounds = Bounds.over(f.plans for f in federations)
     epochs = federations[0].plans[0].work.epochs
-    longest = epochs * Bounds.over(f.plans for f in federations).samples
+    longest = epochs * bounds.samples
     limits.check_memory(4 * 8 * together * longest, f"a round of {epochs:,} epochs")
     if method.config.engine.name == "stacked":
         together = len(federations)  # the others wait
     else:
         together = sum(len(f.stream.participants) for f in federations)
-    _, state = _client_bytes(method, federations[0], samples)
+    weights, state = _client_bytes(method, federations[0], samples)
     needed = together * state
     free = free_bytes(samples.device)
     if needed > free:
@@ -69,6 +71,20 @@ def check(method: Method, federations: Sequence[Federation], samples: Samples) -
             f"the states of {together} clients take {needed / 1e9:,.1f} GB of memory; "
             f"{free / 1e9:,.1f} GB are free"
         )
+    single = _sample_gradients(method, bounds, weights)
+    if needed + single > free:
+        raise UserError(
+            f"privacy.sample_clip: the gradients of a batch's samples take {single / 1e9:,.1f} GB "
+            f"of memory; {max(0, free - needed) / 1e9:,.1f} GB are free; take a smaller batch"
+        )
+
+
+def _sample_gradients(method: Method, bounds: Bounds, weights: int) -> int:
+    """Of DP-SGD: a gradient for each sample of a batch, before and after it is clipped. Those of
+    the memory's batch come when the others are gone."""
+    if method.config.privacy.sample_clip is None:
+        return 0
+    return 2 * weights * max(bounds.batch, bounds.memory)
 
 
 def _client_bytes(method: Method, federation: Federation, samples: Samples) -> tuple[int, int]:
