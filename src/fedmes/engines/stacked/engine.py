@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import vmap
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines import wire
@@ -32,14 +31,14 @@ from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.loop import accuracy_ahead, client_predictor
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.robust import Votes
-from fedmes.engines.server import REJECTIONS, settle_round, tampered
+from fedmes.engines.server import REJECTIONS, tampered
 from fedmes.engines.stacked import evaluation
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
-from fedmes.engines.stacked.settlement import Waves
+from fedmes.engines.stacked.settlement import Settlement
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
 from fedmes.errors import first_line
@@ -103,6 +102,7 @@ class StackedEngine:
         self.active = torch.ones(self.seeds, self.rota.seats, dtype=torch.bool, device=self.device)
         self.factor = torch.ones_like(self.active, dtype=torch.float64)  # of updates that are sent
         self.sums: Tensors = {}  # what `measure` found
+        self._settlement = Settlement(method, self.server, self.rota)
 
         self._make_lanes(together)
         capture = partial(Captured, device=self.device, notes=self.notes)
@@ -143,7 +143,6 @@ class StackedEngine:
         start = time.perf_counter()
         rows: list[RoundRow] = []
         count = len(self.rota.waves(g))
-        waves = Waves(self.method, self.server)
         for w in range(count):
             plan = self._planned(g, w, count)
             received = self._train_wave(plan)
@@ -151,11 +150,11 @@ class StackedEngine:
                 numbers = self._fetched(self._end() | received)
             else:
                 finished = self._finish()
-                waves.add(_votes(finished), finished["client"])
+                self._settlement.add(_votes(finished), finished["client"])
                 numbers = self._fetched(pick(finished, "number") | received)
             rows += _rows(plan, numbers)
         if count > 1:
-            codes = waves.settle(self._settle)
+            codes = self._settlement.of_waves()
             rows = [replace(row, reason=REJECTIONS[codes[row.seed, row.client]]) for row in rows]
         seconds = time.perf_counter() - start - (self.compile_seconds - compile_seconds)
         rows.sort(key=attrgetter("seed", "client"))
@@ -197,7 +196,7 @@ class StackedEngine:
     def _end_round(self) -> Tensors:
         """Upload and average; numbers about each client's part."""
         finished = self._finish_wave()
-        verdict = self._settle(_votes(finished), finished["client"])
+        verdict = self._settlement.together(_votes(finished), finished["client"])
         return pick(finished, "number") | {"verdict": verdict}
 
     def _finish_wave(self) -> Tensors:
@@ -221,28 +220,6 @@ class StackedEngine:
                 "client": self.seats.numbers,
             }
         )
-
-    def _settle(self, votes: Votes, clients: Tensor) -> Tensor:
-        """The server's part; a verdict on each client's upload."""
-        method = self.method
-        in_order = method.aggregation == "individual" and not self.rota.all_stay
-        if in_order:  # each upload has the place of its client
-            votes = Votes(*(self._in_place(clients, part) for part in votes))
-        average, taken, verdict = vmap(partial(settle_round, method))(self.server, votes)
-        for name, new in average.items():
-            self.server[name].copy_(_where(taken, new, self.server[name]))
-        if in_order:
-            verdict = verdict.gather(1, clients.clamp(max=self.rota.clients - 1))
-        return verdict
-
-    def _in_place(self, clients: Tensor, values: Any) -> Any:
-        """Tensors [seed, seat, ...] as [seed, client, ...], with zeros for those who are not
-        there."""
-        if isinstance(values, dict):
-            return map_entries(partial(self._in_place, clients), values)
-        whole = values.new_zeros(self.seeds, self.rota.clients + 1, *values.shape[2:])
-        seed = torch.arange(self.seeds, device=self.device)[:, None]
-        return whole.index_put((seed, clients), values)[:, :-1]
 
     def _fetched(self, columns: Tensors) -> dict[str, NDArray[Any]]:
         """The only way back from the device: a few numbers per client, now that the round is

@@ -1,4 +1,4 @@
-"""The server's half of a round in which clients came in several waves.
+"""The server's half of a round, also of one in which clients came in several waves.
 
 Where the method's server needs no more than the mean or the sum of all updates, each wave's wait in
 the host's memory until it is known which of them count, and are added up one wave after the other:
@@ -8,6 +8,7 @@ the device never holds those of all clients. Otherwise they are put together aga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.func import vmap
 
 from fedmes.engines import robust, server, summed
 from fedmes.engines.robust import Votes
+from fedmes.engines.stacked.rota import Rota
 from fedmes.methods.base import Method
 from fedmes.tensors import Tensors, map_entries, widened
 
@@ -29,18 +31,48 @@ class Wave(NamedTuple):
     distances: server.Distances | None = None  # of their updates
 
 
-class Waves:
-    """Those of a round so far."""
+class Settlement:
+    """Changes the servers' state, in its place."""
 
-    def __init__(self, method: Method, broadcast: Tensors) -> None:
-        """`broadcast`: the servers' state [seed, ...], which `settle` changes."""
+    def __init__(self, method: Method, broadcast: Tensors, rota: Rota) -> None:
+        """`broadcast`: the servers' state [seed, ...]."""
         self.method = method
         self.server = broadcast
+        self.rota = rota
         self.waves: list[Wave] = []
-        self.apart = False
+        self.apart: bool | None = None  # are they added up one after the other?
+
+    def together(self, votes: Votes, clients: Tensor) -> Tensor:
+        """With uploads [seed, seat, ...] of the clients with these numbers; a verdict on each, an
+        index into REJECTIONS."""
+        in_order = self.method.aggregation == "individual" and not self.rota.all_stay
+        if in_order:  # each upload has the place of its client
+            votes = Votes(*(self._in_place(clients, part) for part in votes))
+        settle = vmap(partial(server.settle_round, self.method))
+        average, taken, verdict = settle(self.server, votes)
+        self._take_over(average, taken)
+        if in_order:
+            verdict = verdict.gather(1, clients.clamp(max=self.rota.clients - 1))
+        return verdict
+
+    def _take_over(self, new: Tensors, taken: Tensor) -> None:
+        for name, value in new.items():
+            mine = self.server[name]
+            mine.copy_(torch.where(widened(taken, mine), value.to(mine.dtype), mine))
+
+    def _in_place(self, clients: Tensor, values: Any) -> Any:
+        """Tensors [seed, seat, ...] as [seed, client, ...], with zeros for those who are not
+        there."""
+        if isinstance(values, dict):
+            return map_entries(partial(self._in_place, clients), values)
+        whole = values.new_zeros(len(clients), self.rota.clients + 1, *values.shape[2:])
+        seed = torch.arange(len(clients), device=clients.device)[:, None]
+        return whole.index_put((seed, clients), values)[:, :-1]
+
+    # --- waves ------------------------------------------------------------------------------------
 
     def add(self, votes: Votes, clients: Tensor) -> None:
-        if not self.waves:
+        if self.apart is None:
             self.apart = self._can_be_added_up(votes.uploads)
         # in memory of their own: the next wave writes over it
         wave = Wave(Votes(*map(_cloned, votes)), clients.clone())
@@ -56,15 +88,15 @@ class Waves:
         one = map_entries(itemgetter((0, 0)), uploads)
         return summed.sums_are_enough(self.method, map_entries(itemgetter(0), self.server), one)
 
-    def settle(self, together: Callable[[Votes, Tensor], Tensor]) -> dict[tuple[int, int], int]:
-        """A verdict on each client's upload, an index into REJECTIONS, by seed and client;
-        `together`: settles all waves as one."""
+    def of_waves(self) -> dict[tuple[int, int], int]:
+        """With all that was added; the verdicts by seed and client."""
         clients = torch.cat([wave.clients for wave in self.waves], dim=1)
         if self.apart:
             verdict = self._one_after_the_other()
         else:
             whole = Votes(*map(_joined, zip(*(wave.votes for wave in self.waves), strict=True)))
-            verdict = together(whole, clients)
+            verdict = self.together(whole, clients)
+        self.waves = []
         codes: dict[tuple[int, int], int] = {}
         for s, (numbers, found) in enumerate(zip(clients.tolist(), verdict.tolist(), strict=True)):
             codes |= {(s, k): code for k, code in zip(numbers, found, strict=True)}
@@ -87,9 +119,7 @@ class Waves:
         new = vmap(method.aggregate)(self.server, total, one, samples.sum(1, keepdim=True))
         usable = vmap(server.finite)(new, present)
         enough = present.sum(1) >= method.config.server.min_clients
-        for name, t in new.items():
-            mine = self.server[name]
-            mine.copy_(torch.where(widened(enough & usable, mine), t.to(mine.dtype), mine))
+        self._take_over(new, enough & usable)
         lost = present & (enough & ~usable)[:, None]
         return torch.where(lost, server.NO_AVERAGE, verdict)
 
