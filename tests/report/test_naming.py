@@ -2,14 +2,16 @@
 
 import csv
 import io
+from types import SimpleNamespace
 
 import pytest
 
 from fedmes import errors
 from fedmes.cli import app as cli
 from fedmes.report import collect, palette
+from fedmes.report.clients import client_names
 from fedmes.report.naming import Naming
-from helpers import made
+from helpers import growing, made
 from helpers.reported import report_on, runs_of
 
 
@@ -99,3 +101,9 @@ def test_on_the_command_line(folder, tmp_path, capsys):
         cli.app(
             ["report", str(folder), "--name", "Ours", "--out", str(page)], standalone_mode=False
         )
+
+
+def test_sites_have_their_names_also_when_they_have_left():
+    agreed = growing.federation("fedmes", ["berlin", "porto"], ["c0", "c1"], clients=2)
+    gone = agreed.with_({"federation.former": ["porto"]})
+    assert client_names(SimpleNamespace(config=gone), [None]) == ["berlin", "porto"]

@@ -87,7 +87,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
                 raise FederationError(
                     f"the run ended as {status}: {words}\nall logs are in {federation.log}"
                 )
-    replace_text(learned, data)
+    if data:
+        replace_text(learned, data)
     return run_dir.load(directory)
 
 

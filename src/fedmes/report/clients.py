@@ -66,6 +66,9 @@ def _client(client: Mapping[str, Any]) -> dict[str, Any]:
 
 def client_names(group: Group, found: Sequence[dict[str, Any] | None]) -> list[str]:
     """Clients by their own names; by number where those are not known."""
+    sites = group.config.federation.sites
+    if len(sites) == group.config.clients:  # also of those that have left
+        return list(sites)
     numbers = list(map(str, range(group.config.clients)))
     for stream in found:
         if stream is not None and len(stream["clients"]) == len(numbers):
