@@ -2,7 +2,8 @@
 in one process; and with the population of which a hundred clients take part in a round.
 
     python benchmarks/growth.py
-    python benchmarks/growth.py --populations 100,1000,10000,100000
+    python benchmarks/growth.py --populations 100,1000,10000,100000 [--method fedavg] [--model mlp]
+                                [--size 8] [--rounds 12] [--device cpu]
 
 Training should double with each of them. Evaluation after task t looks at t test sets, so its work,
 not the training's, grows with the square of the number of tasks; that is what the metric asks for.
@@ -46,16 +47,17 @@ def seconds(sizes: dict[str, int], repeat: int) -> tuple[float, float]:
 COHORT = 100
 
 
-def population(clients: int, method: str) -> dict[str, float]:
+def population(clients: int, asked: argparse.Namespace) -> dict[str, float]:
     """Of a run in this process: seconds until its first round is over, of a round, and after the
-    last; and its largest memory, in GB."""
+    last; and its largest memory and that of its device, in GB."""
     ends: list[float] = []
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         fedmes.run(
-            benchmark="synthetic", model="mlp", method=method, clients=clients, tasks=1, rounds=12, epochs=2,
-            batch=20, memory=20, server={"cohort": COHORT}, stream={"frac": 20}, out=Path(folder) / "out",
-            output={"models": "none"}, device="cpu",
+            benchmark="synthetic", model=asked.model, method=asked.method, clients=clients, tasks=1,
+            rounds=asked.rounds, epochs=2, batch=20, memory=20, data={"image_size": asked.size},
+            server={"cohort": COHORT}, stream={"frac": 20}, out=Path(folder) / "out",
+            output={"models": "none"}, checkpoint={"every": "never"}, device=asked.device,
             on_progress=lambda now: ends.append(time.perf_counter()),
         )  # fmt: skip
     rounds = [after - before for before, after in itertools.pairwise(ends)]
@@ -64,6 +66,7 @@ def population(clients: int, method: str) -> dict[str, float]:
         "round": statistics.median(rounds[:-1]),  # the last one ends with an evaluation
         "end": time.perf_counter() - ends[-1],
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "device": torch.cuda.max_memory_allocated() / 1e9 if asked.device == "cuda" else 0.0,
     }
 
 
@@ -71,28 +74,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--populations", help="numbers of clients, with commas between")
     parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--size", type=int, default=8, help="pixels per side")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(1)  # small tensors: more threads only add noise
     if asked.one:
-        print(json.dumps(population(asked.one, asked.method)))
+        print(json.dumps(population(asked.one, asked)))
     elif asked.populations:
-        compare_populations(list(map(int, asked.populations.split(","))), asked.method)
+        compare_populations(list(map(int, asked.populations.split(","))))
     else:
         double_each()
 
 
-def compare_populations(sizes: list[int], method: str) -> None:
+def compare_populations(sizes: list[int]) -> None:
     base = 0.0
-    print(f"{'clients':>10}{'start, s':>10}{'a round, s':>12}{'ratio':>8}{'end, s':>8}{'GB':>8}")
+    titles = f"{'clients':>10}{'start, s':>10}{'a round, s':>12}{'ratio':>8}{'end, s':>8}{'GB':>8}"
+    print(f"{titles}{'device GB':>11}", flush=True)
     for clients in sizes:
-        command = [sys.executable, __file__, "--one", str(clients), "--method", method]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        command = [sys.executable, *sys.argv, "--one", str(clients)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
         base = base or found["round"]
         print(
             f"{clients:>10,}{found['start']:>10.1f}{found['round']:>12.2f}"
             f"{found['round'] / base:>8.2f}{found['end']:>8.1f}{found['memory']:>8.2f}"
+            f"{found['device']:>11.2f}",
+            flush=True,
         )
 
 

@@ -19,7 +19,11 @@ from fedmes.scenario.plan import Bounds
 from fedmes.tensors import cast, map_entries
 
 HEADROOM = 0.7  # the part of free memory that is planned with
-ENOUGH = 128  # clients in a step: more at once take more memory and save next to nothing
+ENOUGH = 96  # clients in a wave: more at once take more memory and save next to nothing
+# How many clients stay on the device if they fit, and how much memory more of them may take there:
+# coming and going costs time.
+STAY = 256
+LITTLE = 8e9
 
 
 def replicas_that_fit(method: Method, federations: Sequence[Federation], samples: Samples) -> int:
@@ -36,7 +40,7 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
     slot += _sample_gradients(method, bounds, weights)
     fit = int(HEADROOM * free_bytes(samples.device) // (kept + slot))
-    if fit >= replicas <= 2 * ENOUGH:
+    if fit >= replicas and (replicas <= STAY or replicas * (kept + slot) <= LITTLE):
         return replicas
     return min(replicas, ENOUGH, 2 ** int(math.log2(max(1, fit))))
 
