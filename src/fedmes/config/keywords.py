@@ -99,6 +99,7 @@ class StreamKeys(TypedDict, total=False):
     classes_min: int
     classes_max: int
     partition: str
+    order: Literal["own", "shared"]
     arrival: Literal["lockstep", "staggered"]
 
 

@@ -28,7 +28,7 @@ class Local(FedAvg):
         super().__init__(net, config)
         if self.eval_model == "global":
             name = config.method
-            raise UserError(f"eval.model: method {name} has no global model; leave the option out")
+            raise UserError(f"eval.model: method {name} has no global model; take personal")
 
     def server(self, params: Tensors) -> Tensors:
         return {}
