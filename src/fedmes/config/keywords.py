@@ -185,6 +185,33 @@ class Flwf2tKeys(TypedDict, total=False):
     temp: float
 
 
+class EwcKeys(TypedDict, total=False):
+    """EWC."""
+
+    lam: float
+    gamma: float
+
+
+class MasKeys(TypedDict, total=False):
+    """MAS."""
+
+    lam: float
+    gamma: float
+
+
+class FedprotoKeys(TypedDict, total=False):
+    """FedProto."""
+
+    ld: float
+
+
+class CcvrKeys(TypedDict, total=False):
+    """CCVR."""
+
+    samples: int
+    steps: int
+
+
 class CommKeys(TypedDict, total=False):
     """The communication model."""
 
@@ -286,6 +313,10 @@ class Options(TypedDict, total=False):
     knnper: KnnperKeys | None
     flwf: FlwfKeys | None
     flwf2t: Flwf2tKeys | None
+    ewc: EwcKeys | None
+    mas: MasKeys | None
+    fedproto: FedprotoKeys | None
+    ccvr: CcvrKeys | None
     comm: CommKeys | None
     server: ServerKeys | None
     faults: FaultsKeys | None

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from fedmes.errors import UserError
-from fedmes.methods.base import Batch, ClientContext
+from fedmes.methods.base import ClientContext
+from fedmes.methods.er import ER
 from fedmes.methods.fedavg import FedAvg
 from fedmes.models.functional import Net
-from fedmes.tensors import Tensors, pick
+from fedmes.tensors import Tensors
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -45,18 +46,10 @@ class Local(FedAvg):
         return {"loss": state["log.loss"] / state["log.steps"].clamp(min=1)}
 
 
-class LocalER(Local):
-    """Experience replay, each client alone: a step is on a batch of the task and one of the memory
-    ("On Tiny Episodic Memories in Continual Learning", Chaudhry et al., 2019)."""
+class LocalER(Local, ER):
+    """Experience replay, each client alone."""
 
-    store = "memory"
-    sample_gradients = (1, 1)
-
-    def step(
-        self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
-    ) -> Tensors:
-        g, gm, loss = self.two_gradients(pick(state, "w"), batch, mem, ctx.key)
-        return self.descend(state, {name: g[name] + gm[name] for name in g}, loss, ctx)
+    policy: ClassVar[str] = "fifo"
 
 
 class Joint(Local):
