@@ -47,8 +47,8 @@ def _class_incremental_cifar100(tasks: int, used_by: str) -> Benchmark:
     sizes = _sizes(10, tasks, 10, 5, 64, 200, "resnet18")
     sizes["model"]["stem"] = 3
     return Benchmark(
-        f"CIFAR-100, {tasks} tasks x {classes} classes, class-incremental: one task order, one global "
-        f"model judged on all classes so far, Dirichlet 0.5 (so split by {used_by})",
+        f"CIFAR-100, {tasks} tasks x {classes} classes, class-incremental: one task order, one "
+        f"global model judged on all classes so far, Dirichlet 0.5 (so split by {used_by})",
         tasks, _class_incremental(tasks, classes, sizes), ("cifar100",),
     )  # fmt: skip
 

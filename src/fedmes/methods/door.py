@@ -29,11 +29,11 @@ from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [
-    "CCVR", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext",
-    "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus", "FedProto", "FedProx",
-    "FedRep", "FedStats", "FedWeIT", "ICaRL", "Joint", "KNNPer", "Local", "LocalER", "Me",
-    "MemoryVote", "Method", "MethodOptions",
-    "Optimizer", "Taught", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance",
+    "CCVR", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
+    "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
+    "FedProto", "FedProx", "FedRep", "FedStats", "FedWeIT", "ICaRL", "Joint", "KNNPer",
+    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Taught",
+    "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance",
     "distillation", "dot", "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix",
     "neighbours", "option", "pick", "put", "scoped", "votes",
 ]  # fmt: skip

@@ -55,8 +55,8 @@ class Partitioner:
     notes: list[str] = field(default_factory=list)
 
     def by_task(self, members: Sequence[Classes]) -> Stream:
-        """All clients have the same tasks, of these classes: each its own share of them, and its own
-        order or (`stream.order`) that of all.
+        """All clients have the same tasks, of these classes: each its own share of them, and its
+        own order or (`stream.order`) that of all.
 
         Everything is drawn for all tasks before the first few of each client's order are taken, so
         a shortened run meets the same tasks as a whole one.
