@@ -124,6 +124,9 @@ SMALL = {
 
 ONE_WAY = dict.fromkeys(METHODS, 4 * P) | {
     "fedrep": 4 * BODY,
+    # and by class: samples, features and, for CCVR, their squares
+    "fedproto": 4 * (P + CLASSES + CLASSES * WIDTH),
+    "ccvr": 4 * (P + CLASSES + 2 * CLASSES * WIDTH),
     "local": 0,
     "local-er": 0,
     "joint": 0,

@@ -18,7 +18,7 @@ from helpers.engine_runs import assert_equal_states, prepared_with
 
 METHODS = [
     "fedavg", "fedprox", "ditto", "fedrep", "fedagem", "fedweit", "fedmes", "fedmes-plus", "knn-per", "flwf",
-    "flwf-2t", "local", "local-er", "joint",
+    "flwf-2t", "er", "icarl", "local", "local-er", "joint",
 ]  # fmt: skip
 
 # each takes its gradients in a way of its own

@@ -22,6 +22,8 @@ NEAR = 1e-11  # of the largest weight of a tensor
 SMALL = {"rounds": 2, "epochs": 1, "batch": 5, "memory": 6, "model": {"name": "mlp", "width": 6}}
 # so that parts of A are small, and plain descent does not overshoot
 SMALL["fedweit"] = {"l1": 0.02, "l2": 3}
+SMALL["ewc"], SMALL["mas"] = {"lam": 2, "gamma": 0.7}, {"lam": 0.5, "gamma": 0.7}
+SMALL["ccvr"] = {"samples": 3, "steps": 4}
 NO_STATE = {"checkpoint": {"every": "never"}}  # nothing goes on from it
 SGD, ADAM = {"name": "sgd", "lr": 0.3}, {"name": "adam", "lr": 0.03}
 
@@ -200,7 +202,9 @@ def test_tasks_that_share_classes_of_which_a_client_has_some(method, tmp_path, m
 @pytest.mark.parametrize("method", ALL)
 def test_adam_in_small_batches_with_a_memory_that_overflows(method, tmp_path):
     memory = {"size": [5, 7], "per_task": 4, "batch": 2, "policy": "fifo"}
-    agree(method, Data(tmp_path), tmp_path, optim=ADAM, rounds=1, epochs=2, batch=3, memory=memory)
+    # their teacher agrees at first: a gradient of 0 but for rounding, which Adam divides by itself
+    optim = SGD if method in ("icarl", "glfc") else ADAM
+    agree(method, Data(tmp_path), tmp_path, optim=optim, rounds=1, epochs=2, batch=3, memory=memory)
 
 
 @pytest.mark.slow

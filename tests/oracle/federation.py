@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from oracle import fedmes_plus, methods
+from oracle import fedmes_plus, methods, reference
 from oracle.fedstats import FedStats
 from oracle.fedweit import FedWeIT
 from oracle.scenario import Scenario
@@ -17,6 +17,8 @@ METHODS = {
     "fedagem": methods.FedAGEM, "fedweit": FedWeIT, "fedmes": methods.FedMeS, "fedmes-plus": fedmes_plus.FedMeSPlus,
     "fedstats": FedStats,
     "knn-per": methods.KNNPer, "flwf": methods.FLwF, "flwf-2t": methods.FLwF2T,
+    "er": reference.ER, "er-ace": reference.ERACE, "ewc": reference.EWC, "mas": reference.MAS,
+    "icarl": reference.ICaRL, "glfc": reference.GLFC, "fedproto": reference.FedProto, "ccvr": reference.CCVR,
     "local": methods.Local, "local-er": methods.LocalER, "joint": methods.Joint,
 }  # fmt: skip
 

@@ -234,6 +234,32 @@ def test_clients_with_classes_of_their_own(benchmark, classes):
     assert len(np.unique(everything)) == len(everything)  # holders divide a class between them
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "size", "sha256"),
+    [
+        ("fcil-cifar100-10x10", 10, "5afea206de5eeaaf"),
+        ("fcil-cifar100-5x20", 20, "6ab4a27e6932a9b6"),
+        ("fcil-cifar100-20x5", 5, "8abd7ba9a6727c9c"),
+    ],
+)
+def test_class_incremental_clients_learn_the_same_tasks_and_have_one_test_set(
+    benchmark, size, sha256
+):
+    made, data = dealt(benchmark, 0), official(benchmark)
+    assert made.sha256()[:16] == sha256
+    first = made.clients[0]
+    assert [len(task.block) for task in first.tasks] == [size] * (100 // size)
+    for client in made.clients:
+        for task, theirs in zip(client.tasks, first.tasks, strict=True):
+            assert task.classes == task.block == theirs.block
+            assert task.test.tolist() == theirs.test.tolist()
+            assert len(task.test) == 100 * size
+    rows = np.concatenate([task.train for client in made.clients for task in client.tasks])
+    assert sorted(rows.tolist()) == list(range(data.train_count))  # every image, once
+    shares = [np.bincount(data.y[client.tasks[0].train]).max() for client in made.clients]
+    assert max(shares) > 150  # of 500: Dirichlet, where an even share has 50
+
+
 def test_several_sources_are_normalised_each_by_itself():
     def part(value, spread):
         x = np.full((6, 2, 2, 3), value, np.uint8)

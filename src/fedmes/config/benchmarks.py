@@ -29,6 +29,30 @@ def _with(sizes: dict[str, Any], **sections: dict[str, Any]) -> dict[str, Any]:
     return sizes | sections
 
 
+def _class_incremental(tasks: int, classes: int, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Federated class-incremental learning: one order of tasks, every class of a task dealt over
+    all clients, one global model that is judged on all classes so far."""
+    return _with(
+        sizes | {"tasks": tasks},
+        stream={
+            "frac": "holders", "order": "shared", "partition": "dirichlet:0.5",
+            "classes_min": classes, "classes_max": classes,
+        },
+        eval={"model": "global"},
+    )  # fmt: skip
+
+
+def _class_incremental_cifar100(tasks: int, used_by: str) -> Benchmark:
+    classes = 100 // tasks
+    sizes = _sizes(10, tasks, 10, 5, 64, 200, "resnet18")
+    sizes["model"]["stem"] = 3
+    return Benchmark(
+        f"CIFAR-100, {tasks} tasks x {classes} classes, class-incremental: one task order, one "
+        f"global model judged on all classes so far, Dirichlet 0.5 (so split by {used_by})",
+        tasks, _class_incremental(tasks, classes, sizes), ("cifar100",),
+    )  # fmt: skip
+
+
 # The paper: Adam (learning rate 1e-3, from scratch on ResNet-18 5e-4), batch 40, 10 rounds per
 # task, 10 epochs per round (Fusion-40: 5), memory 150, 10 or 20 clients, 2 to 5 classes per client
 # and task. Each client with a class gets a share `frac` of its images (500 + 100; EMNIST 1,600 +
@@ -83,6 +107,14 @@ BENCHMARKS = {
         "each client with classes of its own (as AF-FCL splits)", 50,
         _with(_sizes(8, 6, 10, 10, 40, 150, "cnn6"), stream={"frac": "holders"}), ("cifar100",),
     ),
+    "fcil-digits": Benchmark(
+        "the digits again, class-incremental: one task order, one global model judged on all "
+        "classes so far, Dirichlet 0.5", 5,
+        _class_incremental(5, 2, _sizes(5, 5, 5, 5, 15, 30, "mlp")), ("digits",),
+    ),
+    "fcil-cifar100-10x10": _class_incremental_cifar100(10, "GLFC, LoRM"),
+    "fcil-cifar100-5x20": _class_incremental_cifar100(5, "GLFC, TARGET"),
+    "fcil-cifar100-20x5": _class_incremental_cifar100(20, "GLFC"),
 }  # fmt: skip
 
 # classes per task, where no two clients share classes

@@ -95,6 +95,11 @@ class StreamOptions(Section):
         "shares; `dirichlet:ALPHA`: the same total in unequal shares, the more unequal the "
         "smaller ALPHA.",
     )
+    order: Literal["own", "shared"] = option(
+        "own",
+        "order of the tasks. `own`: each client has its own; `shared`: one for all clients, as in "
+        "federated class-incremental learning.",
+    )
     arrival: Literal["lockstep", "staggered"] = option(
         "lockstep",
         "when tasks start. `lockstep`: in the same round on all clients; `staggered`: each client "

@@ -99,6 +99,7 @@ class StreamKeys(TypedDict, total=False):
     classes_min: int
     classes_max: int
     partition: str
+    order: Literal["own", "shared"]
     arrival: Literal["lockstep", "staggered"]
     availability: str | None
 
@@ -183,6 +184,33 @@ class Flwf2tKeys(TypedDict, total=False):
     alpha: float
     beta: float
     temp: float
+
+
+class EwcKeys(TypedDict, total=False):
+    """EWC."""
+
+    lam: float
+    gamma: float
+
+
+class MasKeys(TypedDict, total=False):
+    """MAS."""
+
+    lam: float
+    gamma: float
+
+
+class FedprotoKeys(TypedDict, total=False):
+    """FedProto."""
+
+    ld: float
+
+
+class CcvrKeys(TypedDict, total=False):
+    """CCVR."""
+
+    samples: int
+    steps: int
 
 
 class CommKeys(TypedDict, total=False):
@@ -287,6 +315,10 @@ class Options(TypedDict, total=False):
     knnper: KnnperKeys | None
     flwf: FlwfKeys | None
     flwf2t: Flwf2tKeys | None
+    ewc: EwcKeys | None
+    mas: MasKeys | None
+    fedproto: FedprotoKeys | None
+    ccvr: CcvrKeys | None
     comm: CommKeys | None
     server: ServerKeys | None
     faults: FaultsKeys | None

@@ -114,6 +114,47 @@ class Flwf2tOptions(MethodOptions):
         return self
 
 
+class EwcOptions(MethodOptions):
+    """EWC."""
+
+    lam: NotNegative = option(
+        1000.0,
+        "lambda of the penalty lambda/2 · F · (w - w*)², which holds weights near those of the "
+        "earlier tasks by their Fisher information F",
+    )
+    gamma: Share = option(
+        1.0, "how much of the earlier tasks' importance is left when a task ends. `1`: all of it."
+    )
+
+
+class MasOptions(MethodOptions):
+    """MAS."""
+
+    lam: NotNegative = option(
+        2.0,
+        "lambda of the penalty lambda/2 · O · (w - w*)², which holds weights near those of the "
+        "earlier tasks by their importance O. Twice the paper's lambda.",
+    )
+    gamma: Share = option(
+        1.0, "how much of the earlier tasks' importance is left when a task ends. `1`: all of it."
+    )
+
+
+class FedprotoOptions(MethodOptions):
+    """FedProto."""
+
+    ld: NotNegative = option(1.0, "weight of the distance between features and prototypes")
+
+
+class CcvrOptions(MethodOptions):
+    """CCVR."""
+
+    samples: Annotated[int, Field(ge=1)] = option(50, "virtual features drawn of each class")
+    steps: Annotated[int, Field(ge=0)] = option(
+        50, "steps of gradient descent on all virtual features. `0`: the head stays as it is."
+    )
+
+
 class FedstatsOptions(MethodOptions):
     """FedStats."""
 

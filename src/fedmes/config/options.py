@@ -13,15 +13,19 @@ from fedmes.common import plugins
 from fedmes.config.data_options import Data, StreamOptions, Synthetic
 from fedmes.config.federation_options import Comm, Faults, FederationOptions, Privacy, Server
 from fedmes.config.method_options import (
+    CcvrOptions,
     DittoOptions,
+    EwcOptions,
     FedmesOptions,
     FedmesplusOptions,
+    FedprotoOptions,
     FedproxOptions,
     FedstatsOptions,
     FedweitOptions,
     Flwf2tOptions,
     FlwfOptions,
     KnnperOptions,
+    MasOptions,
 )
 from fedmes.config.section import Count, Positive, Role, Section, option
 from fedmes.config.training_options import KNN, Eval, Memory, Model, Optim, Train
@@ -193,6 +197,10 @@ class Config(Section):
     knnper: KnnperOptions = section(KnnperOptions)
     flwf: FlwfOptions = section(FlwfOptions)
     flwf2t: Flwf2tOptions = section(Flwf2tOptions)
+    ewc: EwcOptions = section(EwcOptions)
+    mas: MasOptions = section(MasOptions)
+    fedproto: FedprotoOptions = section(FedprotoOptions)
+    ccvr: CcvrOptions = section(CcvrOptions)
     comm: Comm = section(Comm)
     server: Server = section(Server)
     faults: Faults = section(Faults)

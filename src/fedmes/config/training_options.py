@@ -133,8 +133,9 @@ class Memory(Section):
         "which samples the memory keeps. `fifo` drops the oldest; `reservoir` keeps every sample "
         "with the same probability; `balanced` keeps as many of each class, `ring` as many of each "
         "task. The last three use the whole memory from the first task on and need no number of "
-        "tasks. Default: `balanced` for `fedmes-plus`, `fifo` for other methods (`ring` on real "
-        "sites, where the number of tasks is unknown).",
+        "tasks. Default: `balanced` for `fedmes-plus`, `icarl` and `glfc`, `reservoir` for "
+        "`er` and `er-ace`, `fifo` for other methods (instead of which real sites take `ring`, "
+        "since the number of tasks is unknown there).",
         unset="by method",
     )
 
@@ -177,8 +178,8 @@ class Eval(Section):
     model: Literal["personal", "global"] | None = option(
         None,
         "model that predicts. `personal`: the client's (FedMeS, Ditto); `global`: the averaged one "
-        "(FedAvg, FedProx, FedAGEM, kNN-Per, FLwF; FedRep: the averaged body under the client's "
-        "head). `local`, `local-er` and `joint` have no global model.",
+        "(FedAvg, FedProx, FedAGEM, kNN-Per, FLwF, ER, EWC and others; FedRep: the averaged body "
+        "under the client's head). `local`, `local-er` and `joint` have no global model.",
         unset="by method",
     )
     task_classes: Literal["own", "all"] = option(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
-from typing import TypeVar, overload
+from typing import NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from fedmes.engines.server import Update, aggregate_round, tampered
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.results.status import Site
-from fedmes.scenario.plan import NOTHING, Round
+from fedmes.scenario.plan import NOTHING, Plan, Round
 from fedmes.scenario.population import MANY
 from fedmes.tensors import Tensors, added, cast, grown, map_entries, put
 
@@ -166,6 +166,24 @@ def _predict(
     return map_entries(torch.stack, stacked)
 
 
+class _Scored(NamedTuple):
+    """What a predictor scored for a client: an averaged model on a test set that clients share is
+    looked at once."""
+
+    predictor: Tensors
+    position: int
+    plan: Plan
+    accuracy: dict[str, list[tuple[float, float]]]
+    lost: bool
+
+    def holds_for(self, predictor: Tensors, position: int, plan: Plan) -> bool:
+        return (
+            position == self.position
+            and plan.tested_like(self.plan, position)
+            and all(torch.equal(t, predictor[name]) for name, t in self.predictor.items())
+        )
+
+
 class LoopEngine:
     """Trains and evaluates one client after the other."""
 
@@ -246,6 +264,7 @@ class LoopEngine:
     def evaluate(self, g: int) -> list[Score]:
         scores = []
         for s, clients in enumerate(self.client_data):
+            known: dict[str, _Scored] = {}  # the first client's, by protocol
             for k in self.federations[s].stream.ended(g).tolist():
                 data = clients[k]
                 position = data.plan.ends(g)
@@ -256,9 +275,14 @@ class LoopEngine:
                 self.learned[s][k] = position
                 for name, protocol in self.protocols.items():
                     predictor = client_predictor(protocol, state, self.servers[s], position, data)
-                    accuracy, lost = client_score(protocol, predictor, position, data, ctx)
+                    scored = known.get(name)
+                    if scored is None or not scored.holds_for(predictor, position, data.plan):
+                        found = client_score(protocol, predictor, position, data, ctx)
+                        scored = _Scored(predictor, position, data.plan, *found)
+                        known.setdefault(name, scored)
                     ahead = accuracy_ahead(protocol, predictor, position, data, self.initial[s])
-                    scores.append(Score(s, k, position, accuracy, name, lost, ahead))
+                    accuracy = dict(scored.accuracy)
+                    scores.append(Score(s, k, position, accuracy, name, scored.lost, ahead))
         return scores
 
     def server_state(self, seed: int) -> Tensors:

@@ -3,29 +3,37 @@
 from fedmes.config.method_options import MethodOptions
 from fedmes.config.section import option
 from fedmes.methods.base import Batch, ClientContext, Me, Method
+from fedmes.methods.ccvr import CCVR
 from fedmes.methods.ditto import Ditto
+from fedmes.methods.er import ER, ERACE
+from fedmes.methods.ewc import EWC, MAS
 from fedmes.methods.fedagem import FedAGEM
 from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.fedmes import FedMeS
 from fedmes.methods.fedmes_plus import FedMeSPlus
+from fedmes.methods.fedproto import FedProto
 from fedmes.methods.fedprox import FedProx
 from fedmes.methods.fedrep import FedRep
 from fedmes.methods.fedstats import FedStats
 from fedmes.methods.fedweit import FedWeIT
 from fedmes.methods.flwf import FLwF, FLwF2T
+from fedmes.methods.glfc import GLFC
+from fedmes.methods.icarl import ICaRL
 from fedmes.methods.knn import MemoryVote, Voting, kernel_exponent, mix, neighbours, votes
 from fedmes.methods.knnper import KNNPer
 from fedmes.methods.local import Joint, Local, LocalER
 from fedmes.methods.losses import cross_entropy, cross_entropy_sum, distillation, scoped
 from fedmes.methods.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
+from fedmes.methods.teacher import Taught
 from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [
-    "OPTIMIZERS", "SGD", "Adam", "Batch", "ClientContext", "Ditto", "FLwF", "FLwF2T",
-    "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus", "FedProx", "FedRep", "FedStats", "FedWeIT",
-    "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions",
-    "Optimizer", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance",
+    "CCVR", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
+    "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
+    "FedProto", "FedProx", "FedRep", "FedStats", "FedWeIT", "ICaRL", "Joint", "KNNPer",
+    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Taught",
+    "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance",
     "distillation", "dot", "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix",
     "neighbours", "option", "pick", "put", "scoped", "votes",
 ]  # fmt: skip

@@ -11,8 +11,8 @@ from torch.func import vmap
 from fedmes.config.method_options import FedmesplusOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.dp_sgd import SECOND
-from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import cross_entropy, distillation
+from fedmes.methods.teacher import Taught
 from fedmes.models.augmentation import kind_for, moved
 from fedmes.models.dropout import DROPOUT_OFF, hashed_uniforms
 from fedmes.tensors import Tensors, at, pick, put
@@ -23,7 +23,7 @@ FROM_TASK = 1 << 52
 FROM_MEMORY = 1 << 53
 
 
-class FedMeSPlus(FedAvg):
+class FedMeSPlus(Taught):
     """Replay without a bias towards the current task, distillation, augmentation, model averaging.
 
     The memory is replayed with every batch, in one balanced softmax over all classes met so far:
@@ -38,18 +38,6 @@ class FedMeSPlus(FedAvg):
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
     eval_model = "halfway"
-
-    def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
-        """No teacher yet: with no class known then, its term and its gradient are zero throughout
-        the first task."""
-        past = put("past.w", params) | {"past.seen": torch.zeros_like(ctx.seen)}
-        return super().init(params, ctx) | past
-
-    def begin_task(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
-        return put("past.w", pick(broadcast, "w"))
-
-    def end_task(self, state: Tensors, ctx: ClientContext) -> Tensors:
-        return {"past.seen": ctx.seen}
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext

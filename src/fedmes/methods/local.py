@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from fedmes.errors import UserError
-from fedmes.methods.base import Batch, ClientContext
+from fedmes.methods.base import ClientContext
+from fedmes.methods.er import ER
 from fedmes.methods.fedavg import FedAvg
 from fedmes.models.functional import Net
-from fedmes.tensors import Tensors, pick
+from fedmes.tensors import Tensors
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -29,7 +30,7 @@ class Local(FedAvg):
         super().__init__(net, config)
         if self.eval_model == "global":
             name = config.method
-            raise UserError(f"eval.model: method {name} has no global model; leave the option out")
+            raise UserError(f"eval.model: method {name} has no global model; take personal")
 
     def server(self, params: Tensors) -> Tensors:
         return {}
@@ -46,18 +47,10 @@ class Local(FedAvg):
         return {"loss": state["log.loss"] / state["log.steps"].clamp(min=1)}
 
 
-class LocalER(Local):
-    """Experience replay, each client alone: a step is on a batch of the task and one of the memory
-    ("On Tiny Episodic Memories in Continual Learning", Chaudhry et al., 2019)."""
+class LocalER(Local, ER):
+    """Experience replay, each client alone."""
 
-    store = "memory"
-    sample_gradients = (1, 1)
-
-    def step(
-        self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
-    ) -> Tensors:
-        g, gm, loss = self.two_gradients(pick(state, "w"), batch, mem, ctx.key)
-        return self.descend(state, {name: g[name] + gm[name] for name in g}, loss, ctx)
+    policy: ClassVar[str] = "fifo"
 
 
 class Joint(Local):

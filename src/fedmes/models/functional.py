@@ -162,9 +162,11 @@ class Net:
         """The representation P_w(x) that nearest neighbours are sought in."""
         return self._call(params, x, ("embedding",))[0].flatten(1)
 
-    def logits_and_embedding(self, params: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in one pass."""
-        logits, embedding = self._call(params, x, ("logits", "embedding"))
+    def logits_and_embedding(
+        self, params: Tensors, x: Tensor, key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Both in one pass; with a key, dropout is on."""
+        logits, embedding = self._call(params, x, ("logits", "embedding"), key)
         return logits, embedding.flatten(1)
 
     def gradient(

@@ -19,7 +19,7 @@ from fedmes.report.collect import Run, method_label
 #         blue       orange     green      violet     grey       sky        gold       red
 LIGHT = ("#0a3a94", "#e07105", "#4c8a50", "#c865a4", "#554d55", "#3c93e9", "#7a5200", "#6b1418")
 DARK = ("#649af7", "#dd9844", "#63e6a5", "#a878b8", "#9aa9a2", "#b2dfff", "#fbe04c", "#c95a53")
-DASHES: Any = ("solid", "dashed", "dotted")
+DASHES: Any = ("solid", "dashed", "dotted", "dashdot")
 # matplotlib's names; charts.js has the same in this order
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -46,6 +46,14 @@ KNOWN = {
     "ditto": Look(5, 0, 1),
     "fedrep": Look(5, 1, 2),
     "fedstats": Look(3, 1, 5),
+    "er": Look(2, 1, 0),
+    "er-ace": Look(2, 2, 3),
+    "ewc": Look(6, 1, 4),
+    "mas": Look(6, 2, 1),
+    "icarl": Look(0, 2, 6),
+    "glfc": Look(0, 3, 2),
+    "fedproto": Look(1, 2, 0),
+    "ccvr": Look(3, 2, 3),
     "local": Look(7, 0, 3),
     "local-er": Look(7, 1, 4),
     "joint": Look(7, 2, 5),

@@ -83,11 +83,11 @@ def _blocks(config: Config, dataset: Dataset, count: int, seed: int) -> list[Cla
 
 def _load(config: Config, benchmark: Benchmark) -> Dataset:
     size = config.data.image_size
-    if config.benchmark == "split-digits":
+    if benchmark.data == ("digits",):
         from fedmes.data import digits
 
         if size not in (None, 8):
-            raise UserError("data.image_size: split-digits has images of 8x8 pixels")
+            raise UserError(f"data.image_size: {config.benchmark} has images of 8x8 pixels")
         return digits.load()
     if config.benchmark == "synthetic":
         from fedmes.data import synthetic

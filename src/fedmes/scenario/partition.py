@@ -57,7 +57,8 @@ class Partitioner:
     notes: list[str] = field(default_factory=list)
 
     def by_task(self, members: Sequence[Classes]) -> Stream:
-        """All clients have the same tasks, of these classes: each its own order and share of them.
+        """All clients have the same tasks, of these classes: each its own share of them, and its
+        own order or (`stream.order`) that of all.
 
         Everything is drawn for all tasks before the first few of each client's order are taken, so
         a shortened run meets the same tasks as a whole one.
@@ -131,7 +132,9 @@ class Partitioner:
         return keyed_random.permutation(n, self.seed, *key)
 
     def _orders(self, blocks: int) -> list[list[int]]:
-        """Each client's order of the tasks; no two alike while there are enough orders."""
+        """Each client's order of the tasks: one for all, or no two alike while there are enough."""
+        if self.options.order == "shared":
+            return [list(range(blocks))] * self.clients
         enough = self.clients <= math.factorial(min(blocks, 20))
         if not enough:
             possible = math.factorial(blocks)

@@ -192,6 +192,17 @@ class Plan:
             return self.blocks
         return self.own
 
+    def tested_like(self, other: Plan, p: int) -> bool:
+        """After this task, have both the same test samples and candidate classes, so that one model
+        scores the same for both?"""
+        until = slice(p + 1)
+        return (
+            self.trained[until] == other.trained[until]
+            and all(map(np.array_equal, self.test[until], other.test[until]))
+            and np.array_equal(self.own[until], other.own[until])
+            and np.array_equal(self.blocks[until], other.blocks[until])
+        )
+
     def held_back_until(self, p: int) -> Ints:
         """What was held back of the tasks trained so far."""
         trained = compress(self.held_back[: p + 1], self.trained)

@@ -3,7 +3,7 @@
    { x, y?, title, rows: [{ look, label, text, strong }] }: what the pointer and the arrow keys step through. */
 const Charts = (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const DASHES = ["none", "7 4", "1.5 4"];
+  const DASHES = ["none", "7 4", "1.5 4", "8 3 2 3"];
   const star = (r, w) =>
     `M${-r},${-w}H${-w}V${-r}H${w}V${-w}H${r}V${w}H${w}V${r}H${-w}V${w}H${-r}Z`;
   const MARKERS = [
