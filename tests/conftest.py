@@ -42,6 +42,7 @@ LONGEST = [
     "test_every_method",
     "test_page_in_browser",
     "test_compiled",
+    "test_population",
     "test_report_figures",
     "test_export",
 ]

@@ -21,7 +21,7 @@ from fedmes.common.files import sync
 from fedmes.common.packed import Packing
 from fedmes.tensors import Tensors, put
 
-PATTERN = "clients-*.bin"
+PATTERN = "clients-[0-9][0-9][0-9][0-9][0-9][0-9]*.bin"
 HEAD = 16  # bytes before a row: seed and client
 AT_ONCE = 256  # rows
 
@@ -107,7 +107,10 @@ def _write(file: BinaryIO, states: States, keys: Sequence[Key], digest: Any) -> 
 def read(folder: Path, about: dict[str, Any]) -> Tensors:
     """The states that a checkpoint refers to, `kept.*` and `kept_clients`; a ValueError if they are
     not there."""
-    packing = Packing.of(about["layout"])
+    try:
+        packing = Packing.of(about["layout"])
+    except (TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"its layout is none ({error})") from None
     size = HEAD + packing.width
     path = folder / Path(str(about["file"])).name
     with path.open("rb") as file:
