@@ -39,7 +39,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmes import config
 from fedmes.deployment import app, audit, server, site
-from fedmes.engines.flower import engine, exchange
+from fedmes.engines.flower import engine, exchange, gathering
 from fedmes.errors import UserError
 from fedmes.results import checkpoint, status
 
@@ -291,13 +291,13 @@ def jumping_clock(seed: int) -> None:
     def now() -> Any:
         return real() + timedelta(seconds=rng.uniform(-86400, 86400))
 
-    for module in (status, audit, engine):
+    for module in (status, audit, gathering):
         setattr(module, "now", now)  # noqa: B010
 
 
 def measure(sites: int, rounds: int, seed: int) -> dict[str, Any]:
     clock = Clock()
-    for module in (engine, exchange):
+    for module in (engine, exchange, gathering):
         setattr(module, "time", clock)  # noqa: B010
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -157,10 +157,10 @@ def short_lite0(monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     """For the server of sites in this process: time passes only when it waits."""
-    from fedmes.engines.flower import engine, exchange
+    from fedmes.engines.flower import engine, exchange, gathering
     from helpers.inprocess import Clock
 
     clock = Clock()
-    for module in (engine, exchange):
+    for module in (engine, exchange, gathering):
         monkeypatch.setattr(module, "time", clock)
     return clock

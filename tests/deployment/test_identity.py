@@ -107,9 +107,8 @@ def test_a_name_is_free_again_when_its_node_has_gone(folders, tmp_path, caplog):
 
 def test_keys_are_checked(folders):
     key = site.fingerprint(folders[0])
-    for keys, says in (([key], "1 keys for 2 sites"), ([key, key], "a key is given twice")):
-        with pytest.raises(UserError, match=says):
-            config.load(None, agreed().asked() | {"federation.keys": keys})
+    with pytest.raises(UserError, match="1 keys for 2 sites"):
+        config.load(None, agreed().asked() | {"federation.keys": [key]})
     with pytest.raises(UserError, match=r"federation\.keys"):
         config.load(None, agreed().asked() | {"federation.keys": ["SHA256:short", key]})
 

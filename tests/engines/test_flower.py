@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedmes import config
-from fedmes.engines.flower import engine, exchange
+from fedmes.engines.flower import engine, exchange, gathering
 from fedmes.errors import UserError
 from fedmes.experiment import runner, simulation
 from fedmes.experiment.prepare import prepare
@@ -89,7 +89,7 @@ def test_attackers_are_the_same_on_sites(attack, tmp_path):
 
 @pytest.mark.slow
 def test_the_same_in_flowers_own_simulation(tmp_path, monkeypatch):
-    for module in (engine, exchange):  # other processes work while the server waits
+    for module in (engine, exchange, gathering):  # other processes work while the server waits
         monkeypatch.setattr(module, "time", time)
     options = TINY | {"method": "fedweit", "clients": 2}
     want = loop(tmp_path / "loop", options)

@@ -10,7 +10,8 @@ from fedmes import config
 from fedmes.deployment import facts
 from fedmes.errors import UserError
 from fedmes.experiment import runner
-from fedmes.experiment.prepare import agreement, prepare, prepare_site
+from fedmes.experiment.prepare import agreement, prepare
+from fedmes.experiment.prepare_site import prepare_site
 from fedmes.models import MODELS
 from fedmes.prediction.client import predict_files
 from fedmes.prediction.evaluation import evaluate
@@ -137,7 +138,9 @@ def test_sites_agree_on_what_a_simulation_reads(tmp_path, model):
     for name in ("columns", "shape", "mean", "std"):
         assert getattr(made.federation, name) == getattr(expected, name), name
     resolved = made.with_({"model.name": model})
-    site = prepare_site(resolved, "north", own.with_stem("north"), tmp_path / "features")
+    data = {"north": own.with_stem("north")}
+    site, refused = prepare_site(resolved, data, tmp_path / "features")
+    assert refused == {}
     assert site.source.dataset.shape == tuple(expected.shape)
     assert len(site.federations[0].stream.clients[0].tasks) == 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,11 +42,20 @@ ImageSize = Annotated[
 
 @site.command(epilog="Example: fedmes site init ~/site --data ~/images --name north")
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="the folder to create")],
-    data: Annotated[
-        Path,
-        typer.Option(metavar="DIR|FILE", help="tasks of this site: TASK/CLASS/*, or a file"),
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR [CLIENTS]...", help="the folder to create; and the rest of --clients"
+        ),
     ],
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR|FILE", help="tasks of this site: TASK/CLASS/*, or a file"),
+    ] = None,
+    clients: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR/*", help="or the same of each of several clients"),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="site name; default: folder name")] = None,
     weights: Annotated[
         Path | None,
@@ -66,25 +75,39 @@ def init(
     The data is read once and is not copied. The facts are for the federation's operator.
     """
     require_flower()
-    from fedmes.deployment import clock
-    from fedmes.deployment.facts import FILE, facts_of
-    from fedmes.deployment.site import create, fingerprint, instructions
-    from fedmes.models.pretrained import read_weights
+    from fedmes.deployment import clock, facts
+    from fedmes.deployment.site import create, data_of, instructions
 
+    directory = paths[0].resolve()
+    content = {"name": name or directory.name, **_content(data, clients, paths[1:], weights)}
     if superlink is not None:
         clock.check(superlink, authority)
-    directory = directory.resolve()
-    data = data.resolve()
-    name = name or directory.name
-    found = facts_of(name, data, image_size)
-    content = {"data": str(data)}
+    found = [facts.facts_of(*each, image_size) for each in data_of(content).items()]
+    create(directory, content["name"], content)
+    written = facts.write(directory, found, clients is not None)
+    print(f"{facts.described(found)}\n")
+    print(instructions(directory, content["name"], written))
+
+
+def _content(
+    data: Path | None, clients: Path | None, more: list[Path], weights: Path | None
+) -> dict[str, Any]:
+    """What `site.toml` says about a site's data. A shell makes of `--clients DIR/*` an option with
+    the first path, and arguments."""
+    from fedmes.errors import UserError
+    from fedmes.models.pretrained import read_weights
+
+    content: dict[str, Any] = {}
+    if clients is not None and data is None:
+        content["data"] = [str(path.resolve()) for path in (clients, *more)]
+    elif data is not None and clients is None and not more:
+        content["data"] = str(data.resolve())
+    else:
+        raise UserError("site init: --data DIR for one client, or --clients DIR/* for several")
     if weights is not None:
         read_weights(weights)
         content["weights"] = str(weights.resolve())
-    create(directory, name, content)
-    found.with_key(fingerprint(directory)).write(directory / FILE)
-    print(f"{found.describe()}\n")
-    print(instructions(directory, name, directory / FILE))
+    return content
 
 
 @site.command(epilog="Example: fedmes site facts ~/site --image-size 64")
@@ -94,17 +117,17 @@ def facts(
 ) -> None:
     """Write the facts about a site's data again, as when it has grown or a size was agreed on."""
     require_flower()
-    from fedmes.deployment.facts import FILE, facts_of
-    from fedmes.deployment.site import fingerprint, read
+    from fedmes.deployment.facts import described, facts_of, write
+    from fedmes.deployment.site import data_of, read
     from fedmes.errors import UserError
 
     about = read(directory)
     if "data" not in about:
         raise UserError(f"{directory}: a site of a trial, with a part of a benchmark, has no facts")
-    found = facts_of(str(about["name"]), Path(about["data"]), image_size)
-    found.with_key(fingerprint(directory)).write(directory / FILE)
-    print(f"{found.describe()}\n\nsend this file to the federation's operator:")
-    print(directory.resolve() / FILE)
+    found = [facts_of(*each, image_size) for each in data_of(about).items()]
+    files = write(directory.resolve(), found, isinstance(about["data"], list))
+    print(f"{described(found)}\n\nsend this file to the federation's operator:")
+    print(files)
 
 
 @site.command(epilog="Example: fedmes site audit ~/site --last 5")
@@ -209,7 +232,15 @@ def make_config(
 
 @federation.command(epilog="Example: fedmes federation up --sites 3 --out trial --method fedmes")
 @options.configured(SITES)
-def up(config: Config, out: options.Out = None, quiet: options.Quiet = False) -> None:
+def up(
+    config: Config,
+    out: options.Out = None,
+    quiet: options.Quiet = False,
+    nodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="share the clients out over N sites; default: all"),
+    ] = None,
+) -> None:
     """Run a whole Flower federation on this machine, with TLS and node keys.
 
     The exit status is 3 if a site was excluded to the end.
@@ -218,7 +249,7 @@ def up(config: Config, out: options.Out = None, quiet: options.Quiet = False) ->
     from fedmes.deployment.up import up as run_federation
 
     with terminal.progress(quiet, config.method) as listener:
-        result = run_federation(config, out, listener)
+        result = run_federation(config, out, listener, nodes)
     terminal.show(result, quiet)
     if result.sites_left_out:
         raise typer.Exit(3)

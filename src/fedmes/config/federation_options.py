@@ -116,8 +116,9 @@ class FederationOptions(Section):
     keys: list[Annotated[str, Field(pattern=r"^(SHA256:[A-Za-z0-9+/]{43})?$")]] = option(
         [],
         "real sites: the fingerprint of each site's key, in the order of `federation.sites`, as "
-        "`fedmes site init` and `ssh-keygen -lf key.pub` print it. A node with another key is "
-        "refused under that name; an empty one leaves a name to whoever comes first.",
+        "`fedmes site init` and `ssh-keygen -lf key.pub` print it; clients of one node have the "
+        "same. A node with another key is refused under that name; an empty one leaves a name to "
+        "whoever comes first.",
         unset="none",
     )
     former: list[str] = option(
@@ -177,8 +178,6 @@ class FederationOptions(Section):
     def _bound(self) -> FederationOptions:
         if self.keys and len(self.keys) != len(self.sites):
             raise ValueError(f"{len(self.keys)} keys for {len(self.sites)} sites")
-        if len(set(self.key_of.values())) < len(self.key_of):
-            raise ValueError("a key is given twice")
         return self
 
     @model_validator(mode="after")

@@ -32,6 +32,7 @@ from fedmes.config.training_options import KNN, Eval, Memory, Model, Optim, Trai
 from fedmes.errors import UserError
 
 DEVICE = r"auto|cpu|cuda(:\d+)?|mps"
+SEVERAL_DEVICES = r"(cpu|cuda:\d+)(,(cpu|cuda:\d+))+"
 
 
 class Engine(Section):
@@ -171,8 +172,8 @@ class Config(Section):
     device: str = option(
         "auto",
         "auto, cpu, cuda, cuda:N or mps. `auto` takes an NVIDIA GPU if there is one; `cuda:1` the "
-        "second of "
-        "several.",
+        "second of several. `cuda:0,cuda:1` shares the seeds out over both, with a process for "
+        "each.",
         flag="--device",
         metavar="NAME",
         role="engine",
@@ -228,8 +229,8 @@ class Config(Section):
     @field_validator("device")
     @classmethod
     def _device(cls, value: str) -> str:
-        if re.fullmatch(DEVICE, value) is None:
-            raise ValueError("must be auto, cpu, cuda, cuda:N or mps")
+        if re.fullmatch(f"{DEVICE}|{SEVERAL_DEVICES}", value) is None:
+            raise ValueError("must be auto, cpu, cuda, cuda:N or mps; or cuda:0,cuda:1,...")
         return value
 
     @field_validator("seeds")

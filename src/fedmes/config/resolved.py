@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from fedmes.config.options import Config, Engine
+from pydantic import Field
+
+from fedmes.config.options import SEVERAL_DEVICES, Config, Engine
 from fedmes.config.training_options import Memory
 
 
@@ -25,6 +27,6 @@ class ResolvedConfig(Config):
     """The configuration of a run as `config.toml` has it: data, method and machine have decided
     what was left open."""
 
-    device: Literal["cpu", "cuda", "mps"]
+    device: Annotated[str, Field(pattern=rf"^(cpu|cuda|mps|{SEVERAL_DEVICES})$")]
     memory: ResolvedMemory
     engine: ResolvedEngine

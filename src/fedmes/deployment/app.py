@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -14,48 +16,90 @@ from fedmes import config as configuration
 from fedmes.config.options import Config
 from fedmes.deployment import site as folders
 from fedmes.deployment.guard import guard
-from fedmes.deployment.policy import Policy
+from fedmes.deployment.policy import CLIENTS, Policy
 from fedmes.deployment.server import serve
-from fedmes.engines.flower.client import Node, client_app
+from fedmes.engines.flower.client import NodeConfig, client_app
+from fedmes.engines.flower.node import Node
 from fedmes.engines.flower.site import SiteClient
 from fedmes.errors import UserError
-from fedmes.experiment.prepare import prepare_site
+from fedmes.experiment.prepare import Prepared
+from fedmes.experiment.prepare_site import prepare_site
 from fedmes.experiment.recorder import Progress
-from fedmes.experiment.simulation import _prepared, _site_client
+from fedmes.experiment.simulation import prepared_once
+from fedmes.experiment.simulation import site_client as client_at
 from fedmes.results import status
 
+Refused = dict[str, UserError]  # by client
 
-def site_name(node: Node) -> str:
+
+def site_name(node: NodeConfig) -> str:
     return str(folders.read(_folder(node))["name"])
 
 
-def site_client(config: Config, s: int, node: Node) -> SiteClient:
-    """A real site in its SuperNode's folder, or a client of a benchmark, for trials."""
+def site_client(config: Config, s: int, node: NodeConfig) -> SiteClient | Node:
+    """What a SuperNode's folder holds: a client, or several."""
     folder = _folder(node)
     about = folders.read(folder)
-    policy = Policy.of(about, folder / "site.toml")
-    name = str(about["name"])
     directory = folder / config.federation.name
     if config.model.weights not in folders.NO_FILE:
         if "weights" not in about:
             raise UserError(
-                f"site {name}: model.weights names a file, and which one is read at a site its "
+                f"site {about['name']}: model.weights names a file, and which one is read at a site its "
                 'owner decides: add weights = "FILE" to its site.toml'
             )
         config = config.with_({"model.weights": about["weights"]})
     if "client" in about:
-        prepared = _prepared(config.model_dump_json(by_alias=True))
-        return _site_client(name, prepared, s, int(about["client"]), directory, scheduled=True)
-    sites = config.federation.sites
-    if name not in sites:
-        raise UserError(f"site {name} is not among the federation's sites ({', '.join(sites)})")
-    prepared = prepare_site(config, name, Path(about["data"]), directory / "features")
-    for each in prepared.federations:
-        policy.check_samples(each.plans[0], prepared.source.dataset.y)
-    return _site_client(name, prepared, s, sites.index(name), directory, scheduled=False)
+        return _of_benchmark(config, s, about, directory)
+    policy = Policy.of(about, folder / "site.toml")
+    data = folders.data_of(about)
+    several = isinstance(about["data"], list)
+    places = dict.fromkeys(data, directory)
+    if several:
+        places = {name: directory / CLIENTS / name for name in data}
+    prepared, refused = prepare_site(config, data, directory / "features")
+    clients = {}
+    if prepared is not None:
+        clients = _real_clients(prepared, s, places, policy, refused)
+    if several:
+        return Node(config, clients, refused)
+    for reason in refused.values():
+        raise reason
+    (client,) = clients.values()
+    return client
 
 
-def _folder(node: Node) -> Path:
+def _of_benchmark(
+    config: Config, s: int, about: Mapping[str, Any], directory: Path
+) -> SiteClient | Node:
+    """A trial: the clients hold parts of a benchmark."""
+    prepared = prepared_once(config.model_dump_json(by_alias=True))
+    if isinstance(k := about["client"], int):
+        return client_at(str(about["name"]), prepared, s, k, directory, scheduled=True)
+    clients = {}
+    for k in about["client"]:
+        place = directory / CLIENTS / f"site{k}"
+        clients[k] = client_at(place.name, prepared, s, k, place, scheduled=True)
+    return Node(config, clients, {})
+
+
+def _real_clients(
+    prepared: Prepared, s: int, places: Mapping[str, Path], policy: Policy, refused: Refused
+) -> dict[int, SiteClient]:
+    """By number; those that their owner's policy does not allow are refused."""
+    clients = {}
+    for column, plan in enumerate(prepared.federations[s].plans):
+        try:
+            for each in prepared.federations:
+                policy.check_samples(each.plans[column], prepared.source.dataset.y)
+            place = places[plan.name]
+            client = client_at(plan.name, prepared, s, column, place, scheduled=False)
+            clients[int(client.site.index)] = client
+        except UserError as error:
+            refused[plan.name] = error
+    return clients
+
+
+def _folder(node: NodeConfig) -> Path:
     if "site" not in node:
         raise UserError("this SuperNode was started without --node-config 'site=\"FOLDER\"'")
     return Path(str(node["site"]))

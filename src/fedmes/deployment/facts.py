@@ -31,11 +31,13 @@ from fedmes.config.options import Config, toml_text
 from fedmes.data import tables
 from fedmes.data.custom import SeveralSizes
 from fedmes.data.dataset import FLOAT_PLACES, ChannelSums
+from fedmes.deployment.site import fingerprint
 from fedmes.errors import UserError
 from fedmes.experiment.resolve import makers
 from fedmes.scenario.custom import partition, read_site
 
 FILE = "site-facts.toml"
+FOLDER = "site-facts"  # with a file for each client, where a site holds several
 FORMAT = "fedmes-site-facts-1"
 NO_FACTS = "not the facts of a site, as fedmes site init writes them"
 METHOD = "fedmes"  # unless another one is asked for
@@ -189,6 +191,23 @@ def facts_of(name: str, data: Path, image_size: int | None = None) -> SiteFacts:
             "pixels": pixels,
         }
     )
+
+
+def write(folder: Path, found: Sequence[SiteFacts], several: bool) -> Path:
+    """The file for the operator, with the key of the site; of several clients, a folder of them."""
+    place = folder / FOLDER if several else folder
+    place.mkdir(exist_ok=True)
+    for facts in found:
+        name = f"{facts.name}.toml" if several else FILE
+        facts.with_key(fingerprint(folder)).write(place / name)
+    return place if several else place / FILE
+
+
+def described(found: Sequence[SiteFacts]) -> str:
+    """For people; of several clients, under their names."""
+    if len(found) == 1:
+        return found[0].describe()
+    return "\n".join(f"{facts.name}: {facts.describe()}" for facts in found)
 
 
 def _listed(sums: ChannelSums) -> dict[str, Any]:

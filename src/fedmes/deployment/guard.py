@@ -53,11 +53,14 @@ def guard(message: Message, context: Context, answer: Next) -> Message:
         except Exception as error:
             _append(folder, {"event": "failed", **record, "reason": repr(error), "bytes": {}})
             raise
-        text, refused = messages.text_of(reply)
+        _, refused = messages.text_of(reply)
+        reasons = _reasons(reply)
         if refused:
-            record |= {"event": "refused", "reason": json.loads(text)["error"]}
+            record |= {"event": "refused", "reason": "; ".join(dict.fromkeys(reasons.values()))}
             _append(folder, record | _content(reply, "refusals", "updates"))
         else:
+            if reasons:  # of some of the site's clients
+                record |= {"refused": reasons}
             words = WORDS.get(record["kind"], record["kind"])
             _append(folder, {"event": "left", **record} | _content(reply, words, "updates"))
             _keep(folder, order, norms)
@@ -71,6 +74,13 @@ def _order(message: Message) -> dict[str, Any]:
         return messages.order_of(message)
     except Exception:  # as of any damaged message
         raise UserError("an order that cannot be read") from None
+
+
+def _reasons(reply: Message) -> dict[str, str]:
+    """Why clients do not do what they were asked for, by name."""
+    texts = messages.texts_of(reply) or [messages.text_of(reply)]
+    said = [json.loads(text) for text, refused in texts if refused]
+    return {each["name"]: each["error"] for each in said}
 
 
 def _place(order: dict[str, Any]) -> dict[str, Any]:

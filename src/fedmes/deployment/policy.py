@@ -20,6 +20,7 @@ from fedmes.results import checkpoint
 from fedmes.scenario.plan import Plan
 
 BUILT_IN = "built-in"
+CLIENTS = "clients"  # the folder of a federation's clients, where a site holds several
 MOST = 10**9
 MEGABYTE = 10**6
 
@@ -131,6 +132,7 @@ class Policy(BaseModel):
         used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         self._at_most("max_disk_mb", (used + message) / MEGABYTE, "MB in this folder")
         known = {path.parent.name for path in folder.glob(f"*/{checkpoint.FOLDER}")}
+        known |= {path.parent.name for path in folder.glob(f"*/{CLIENTS}")}
         if federation not in known:
             self._at_most("max_federations", len(known) + 1, "federations, with this one")
 

@@ -29,7 +29,8 @@ from flwr.serverapp import Grid
 from fedmes import config as configuration
 from fedmes.config import growth
 from fedmes.config.options import Config
-from fedmes.engines.flower.engine import FlowerEngine, any_context, log
+from fedmes.engines.flower.engine import FlowerEngine, any_context
+from fedmes.engines.flower.roster import log
 from fedmes.errors import UserError
 from fedmes.experiment.journal import Journal, keeping
 from fedmes.experiment.made_from import refuse, stale

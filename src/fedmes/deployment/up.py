@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,11 @@ LEARNED = "data.sha256"  # of the data that the sites had at the last run to its
 Watcher = Callable[[Standing], None]
 
 
-def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> Result:
-    """Start a site per client, run the experiment on them, and always end every process.
+def up(
+    config: Config, out: Path | None, on_progress: Watcher | None = None, nodes: int | None = None
+) -> Result:
+    """Start a site per client, run the experiment on them, and always end every process. `nodes`:
+    how many sites share the clients out instead.
 
     Called again with the same directory, it resumes the run. If the data of sites has grown by then,
     they learn what is new: tasks, classes, and sites that join or leave.
@@ -51,6 +54,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
         directory = (out or run_dir.default_directory(sites_blueprint(agreed).config)).resolve()
         known = continued(agreed.with_({"checkpoint.every": "round"}), directory)
     config = known.config
+    held = sites if nodes is None else _shared_out(sites, nodes)
+    _refuse_other_nodes(directory, held)
     changes = stale(directory, known.made_from, config)
     learned = directory / "federation" / LEARNED
     grown = data and learned.is_file() and learned.read_text() != data
@@ -68,15 +73,8 @@ def up(config: Config, out: Path | None, on_progress: Watcher | None = None) -> 
     folder.mkdir(mode=0o700, exist_ok=True)
     progress = _Tail(directory / "progress.jsonl", on_progress)
     with checkpoint.locked(folder), ended_by_signals(directory):
-        policy = Policy.of_trial(config)
-        weights = {}
-        if config.model.weights not in site.NO_FILE:
-            weights = {"weights": str(Path(str(config.model.weights)).resolve())}
-        places = []
-        for name, content in sites.items():
-            places.append(_place(directory / "sites" / name, content | weights, policy))
+        places, key_of = _places(directory / "sites", held, config)
         if config.federation.sites:
-            key_of = {place.name: site.fingerprint(place) for place in places}
             keys = [key_of.get(name, "") for name in config.federation.sites]
             run_dir.claim(directory, config.with_({"federation.keys": keys}))
         with Federation(folder, places) as federation:
@@ -110,6 +108,59 @@ def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, 
     for name in agreed.federation.sites:
         sites[name] = {"data": str(tables_of.get(name, data / name))}
     return agreed, sites
+
+
+def _shared_out(sites: dict[str, dict[str, Any]], nodes: int) -> dict[str, dict[str, Any]]:
+    """The contents of sites as those of fewer nodes."""
+    if nodes > len(sites):
+        raise UserError(f"nodes: {nodes} for {len(sites)} clients; each holds at least one")
+    contents = list(sites.values())
+    found = {}
+    for n in range(nodes):
+        mine = contents[n * len(contents) // nodes : (n + 1) * len(contents) // nodes]
+        (kind,) = mine[0]  # data, or the client of a benchmark
+        found[f"node{n}"] = {kind: [content[kind] for content in mine]}
+    return found
+
+
+def _refuse_other_nodes(directory: Path, held: Mapping[str, Mapping[str, Any]]) -> None:
+    """What an earlier start has learned is in its sites' folders, also that of many clients."""
+    there = {}
+    for path in (directory / "sites").glob("*/site.toml"):
+        there[path.parent.name] = site.read(path.parent)
+    if there and _of_many(there) != _of_many(held):
+        raise UserError(
+            f"{directory}: it was begun with the clients on other nodes; "
+            "repeat the command with the same --sites and --nodes"
+        )
+
+
+def _of_many(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What sites hold that hold several clients."""
+    found = {}
+    for name, content in sites.items():
+        clients = content.get("data", content.get("client"))
+        if isinstance(clients, list):
+            found[name] = clients
+    return found
+
+
+def _places(
+    sites: Path, held: dict[str, dict[str, Any]], config: Config
+) -> tuple[list[Path], dict[str, str]]:
+    """The folders of all sites, and the key of each real client, by name."""
+    policy = Policy.of_trial(config)
+    weights = {}
+    if config.model.weights not in site.NO_FILE:
+        weights = {"weights": str(Path(str(config.model.weights)).resolve())}
+    places = []
+    keys: dict[str, str] = {}
+    for name, content in held.items():
+        place = _place(sites / name, content | weights, policy)
+        places.append(place)
+        clients = site.data_of({"name": name, **content})
+        keys |= dict.fromkeys(clients, site.fingerprint(place))
+    return places, keys
 
 
 def _place(folder: Path, content: dict[str, Any], policy: Policy) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from fedmes.common.keyed_random import Ints
 from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.methods.base import Batch, ClientContext
-from fedmes.scenario.plan import Plan, Round
+from fedmes.scenario.plan import OneRound, Plan, Round
 from fedmes.scenario.population import FEW, MANY
 from fedmes.scenario.stream import Stream
 from fedmes.tensors import Tensors, widened
@@ -42,6 +42,23 @@ class Federation:
     plans: Sequence[Plan]
     initial: Tensors
     normalisation: Normalisation | None
+    # the clients' numbers, where they are a part of a larger federation; empty: 0, 1, 2, ...
+    numbers: tuple[int, ...] = ()
+
+    def number(self, column: int) -> int:
+        return self.numbers[column] if self.numbers else column
+
+    def one_round(self, works: Mapping[int, Round]) -> Federation:
+        """Some of the clients, by column, which keep their numbers; and of their plans nothing but
+        these rounds, as round 0."""
+        stream = replace(
+            self.stream,
+            clients=tuple(self.stream.clients[column] for column in works),
+            position=np.array([[work.position for work in works.values()]]),
+            active=np.ones((1, len(works)), np.int64),
+        )
+        plans: list[Plan] = [OneRound(self.plans[column], work) for column, work in works.items()]
+        return replace(self, stream=stream, plans=plans, numbers=tuple(map(self.number, works)))
 
     @property
     def kept(self) -> list[int]:
@@ -130,14 +147,14 @@ class ClientData:
         federation: Federation,
         samples: Samples,
         config: Config,
-        client: int | None = None,
     ) -> None:
-        """`client`: its number, where the federation at hand is not the whole one."""
+        self.federation = federation
+        self.column = column
         self.plan = federation.plans[column]
         self.scale = samples.scale(federation.normalisation)
         self.samples = samples
         self.config = config
-        self.index = torch.tensor(column if client is None else client, device=samples.device)
+        self.index = torch.tensor(federation.number(column), device=samples.device)
         self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)

@@ -14,7 +14,9 @@ from fedmes.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of this name. One GPU of several becomes the one that `cuda` means."""
+    """The device of this name, or the first of several. One GPU of several becomes the one that
+    `cuda` means."""
+    name = devices_of(name)[0]
     if re.fullmatch(DEVICE, name) is None:
         raise UserError(f"device: must be auto, cpu, cuda, cuda:N or mps, not '{name}'")
     if name == "mps":
@@ -33,6 +35,11 @@ def pick_device(name: str) -> torch.device:
             raise UserError(f"device: {name}, but this machine has cuda:0 to cuda:{count - 1}")
         torch.cuda.set_device(int(number))
     return torch.device("cuda")
+
+
+def devices_of(names: str) -> list[str]:
+    """The devices over which a run is shared out; most runs have one."""
+    return names.split(",")
 
 
 def refuse_on_mps(config: Config, exact_sums: bool) -> None:

@@ -68,7 +68,7 @@ def aggregate_sum(
 def check_aggregation(method: Method, server: Tensors, expected: Tensors) -> None:
     """Refuse a method whose server needs each upload, whether it says so or a trial shows it."""
     name = method.config.method_name
-    if method.aggregation == "individual" or not sums_are_enough(method, server, expected):
+    if not sums_are_enough(method, server, expected):
         raise UserError(
             f"privacy.secure_aggregation: the server of {name} needs each site's update, "
             "not only their sum; leave the option out"
@@ -77,6 +77,8 @@ def check_aggregation(method: Method, server: Tensors, expected: Tensors) -> Non
 
 def sums_are_enough(method: Method, server: Tensors, expected: Tensors) -> bool:
     """Does a sum lead to the same state as single uploads, invented ones?"""
+    if method.aggregation == "individual":
+        return False
     masked = any(name.endswith("#mask") for name in expected)
     if masked and method.aggregation == "mean":
         return False  # a mean over those who sent each value

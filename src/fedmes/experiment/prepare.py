@@ -9,17 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedmes.common import limits, plugins
 from fedmes.common.keyed_random import Ints
 from fedmes.config.data_options import IN_MEMORY
-from fedmes.config.federation_options import Faults, FederationOptions
+from fedmes.config.federation_options import Faults
 from fedmes.config.options import Config
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.data.custom import Table
-from fedmes.data.dataset import Dataset, Normalisation
+from fedmes.data.dataset import Dataset
 from fedmes.engines import capacity
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.engines.devices import dtype_of, pick_device
@@ -45,7 +44,7 @@ from fedmes.models.functional import Net
 from fedmes.scenario import availability, custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
-from fedmes.scenario.plan import Plan, Plans, Work
+from fedmes.scenario.plan import Plans, Work
 from fedmes.scenario.source import Source
 from fedmes.scenario.stream import Stream, with_absences
 from fedmes.tensors import Tensors
@@ -88,10 +87,10 @@ def prepare(
     rows = few_rows(streams[0])
     facts = _facts(source, streams, rows)
     net = first_net(config, facts, given["model"])
-    facts, samples = _with_samples(config, facts, net, source.dataset, given, rows)
+    facts, samples = with_samples(config, facts, net, source.dataset, given, rows)
     resolved, method, initial = resolve(config, facts, given, net)
     federations = _federations(resolved, method, source, streams, initial, facts.views)
-    _rehearse(given, method, federations[0], source)
+    rehearse(given, method, federations[0], source)
     capacity.check(method, federations, samples)
     if resolved.engine.name == "stacked" and resolved.engine.stack is None:
         replicas = capacity.replicas_that_fit(method, federations, samples)
@@ -126,7 +125,7 @@ def _facts(source: Source, streams: Sequence[Stream], rows: Ints) -> DataFacts:
     )
 
 
-def _with_samples(
+def with_samples(
     config: Config,
     facts: DataFacts,
     net: Net,
@@ -161,7 +160,7 @@ def _federations(
     sizes = config.capacities()
     if method.store == "none":
         sizes = [0] * config.clients
-    work = _work(config, method, views)
+    work = work_of(config, method, views)
     fixed = source.dataset.train_count is not None  # one training set for all seeds
     first = source.normalisation(streams[0])
     federations = []
@@ -174,67 +173,7 @@ def _federations(
     return federations
 
 
-def prepare_site(config: Config, name: str, data: Path, features: Path) -> Prepared:
-    """What a real site needs for its part: its own data, in the classes and sizes that the
-    federation agreed on. `features`: the folder for what a frozen front makes of it, which is as
-    private as the data."""
-    agreed = config.federation
-    if config.memory.policy == "fifo" and config.memory.per_task is None:
-        raise UserError(
-            "memory.policy: fifo needs to know how many tasks will come; "
-            "use ring, or set memory.per_task"
-        )
-    given = makers(config)
-    config = pretrained.with_image_size(config, given, data)
-    size = config.data.image_size
-    source = custom.open_site(data, name, agreed, size, config.rounds, config.data.fit)
-    dataset = for_network(source.dataset, given["model"])
-    normalisation = _agreed_normalisation(name, agreed, dataset)
-    streams = [source.stream(seed) for seed in config.seeds]
-    rows = few_rows(streams[0])
-    few = few_samples(dataset, normalisation, rows)
-    facts = DataFacts(config.clients, config.tasks, dataset.shape, agreed.class_counts, few)
-    net = first_net(config, facts, given["model"])
-    facts, samples = _with_samples(config, facts, net, dataset, given, rows, features)
-    resolved, method, initial = resolve(config, facts, given, net)
-    stored = 0
-    if method.store != "none":
-        stored = resolved.capacities()[agreed.sites.index(name)]
-    work = _work(resolved, method, facts.views)
-    federations = []
-    for stream, params in zip(streams, initial, strict=True):
-        if stream.tasks > config.tasks:
-            raise UserError(
-                f"site {name} has {stream.tasks} tasks; "
-                f"the federation has room for {config.tasks} (tasks)"
-            )
-        plan = Plan(stream, 0, stored, work, source.dataset.y, room=config.tasks)
-        federations.append(Federation(stream, [plan], params, normalisation))
-    _rehearse(given, method, federations[0], source)
-    return Prepared(resolved, source, federations, method, samples)
-
-
-def _agreed_normalisation(
-    name: str, agreed: FederationOptions, dataset: Dataset
-) -> Normalisation | None:
-    """The federation's, unless the network knows its own mean and standard deviation."""
-    if dataset.statistics is not None:
-        return dataset.statistics
-    if dataset.normalised != bool(agreed.mean):
-        expects = "takes samples as they are"
-        if agreed.mean:
-            expects = "says how to normalise them"
-        raise UserError(
-            f"site {name}: samples are {dataset.x.dtype}, "
-            f"but the federation {expects} (federation.mean)"
-        )
-    if not agreed.mean:
-        return None
-    unit = 255.0 if dataset.x.dtype == np.uint8 else 1.0
-    return Normalisation((tuple(agreed.mean),), (tuple(agreed.std),), unit)
-
-
-def _rehearse(
+def rehearse(
     makers: Mapping[str, Make], method: Method, federation: Federation, source: Source
 ) -> None:
     """A custom method or model is tried before anything is trained."""
@@ -377,7 +316,7 @@ def _attacking(work: Work, faults: Faults) -> Work:
     return replace(work, factor=faults.update_factor, wrong_labels=wrong_labels)
 
 
-def _work(config: ResolvedConfig, method: Method, views: tuple[int, ...]) -> Work:
+def work_of(config: ResolvedConfig, method: Method, views: tuple[int, ...]) -> Work:
     return Work(
         epochs=config.epochs,
         batch=config.batch,

@@ -16,7 +16,8 @@ from fedmes.config.catalog import options as all_options
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines import robust
-from fedmes.engines.devices import dtype_of, pick_device, refuse_on_mps
+from fedmes.engines.capacity import worth_stacking
+from fedmes.engines.devices import devices_of, dtype_of, pick_device, refuse_on_mps
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
@@ -81,7 +82,7 @@ def resolve(
     decided = {
         "clients": facts.clients,
         "tasks": facts.tasks,
-        "device": device.type,
+        "device": device.type if len(devices_of(config.device)) == 1 else config.device,
         "model.name": name,
     }
     config = config.with_(decided | _engine(config, nets[0], name, device.type))
@@ -150,17 +151,14 @@ def model_name(config: Config, shape: tuple[int, ...], tokens: bool = False) -> 
 
 def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]:
     engine = config.engine.name
-    # measured: on a CPU, convolutions mapped over clients are slower than one client at a time
     if engine == "auto":
-        engine = "loop"
-        vectors = net.takes_features and net.samples.ndim == 2
-        small = vectors or model in ("linear", "mlp", "text")
-        if (device == "cuda" or (device == "cpu" and small)) and net.stackable():
-            engine = "stacked"
+        engine = "stacked" if worth_stacking(net, model, device) else "loop"
     elif engine == "stacked" and not net.stackable():
         raise UserError(
             f"model {model} cannot be stacked (docs/own-model.md says why); use --engine loop"
         )
+    if len(devices_of(config.device)) > 1 and engine != "stacked":
+        raise UserError(f"device: several need the stacked engine, and this run has {engine}")
     if config.privacy.secure_aggregation and engine != "flower":
         raise UserError(
             f"privacy.secure_aggregation: engine {engine} has all clients in one process, where "

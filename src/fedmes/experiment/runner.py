@@ -16,6 +16,7 @@ from fedmes.common.files import replace_bytes
 from fedmes.config.options import Config
 from fedmes.config.trust import check_trust
 from fedmes.engines.base import Engine
+from fedmes.engines.devices import devices_of
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
@@ -27,6 +28,7 @@ from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse,
 from fedmes.experiment.predictions import predict_test_samples
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
+from fedmes.experiment.shared_seeds import SharedSeeds
 from fedmes.experiment.train import (
     State,
     Training,
@@ -248,7 +250,9 @@ def _resumes(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool
 
 
 def local_engine(prepared: Prepared) -> Engine:
-    """For a run in this process."""
+    """For a run in this process, or in one for each of several devices."""
+    if len(devices_of(prepared.config.device)) > 1:
+        return SharedSeeds(prepared)
     parts = (prepared.method, prepared.federations, prepared.samples)
     if prepared.config.engine.name == "loop":
         return LoopEngine(*parts, prepared.protocols)

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedmes.config.options import Config
 from fedmes.engines.base import Engine
 from fedmes.engines.client_data import ClientData
-from fedmes.engines.flower.client import Node, client_app
+from fedmes.engines.flower.client import NodeConfig, client_app
 from fedmes.engines.flower.engine import FlowerEngine
 from fedmes.engines.flower.site import SiteClient
 from fedmes.experiment.features import not_stored
@@ -23,34 +23,33 @@ from fedmes.results import client_dir
 from fedmes.tensors import Tensors, cast
 
 
-def simulated_name(node: Node) -> str:
+def simulated_name(node: NodeConfig) -> str:
     return f"client {node['partition-id']}"
 
 
-def simulated_client(directory: Path, config: Config, s: int, node: Node) -> SiteClient:
+def simulated_client(directory: Path, config: Config, s: int, node: NodeConfig) -> SiteClient:
     """A client of a simulation, in its client directory of the run."""
-    prepared = _prepared(config.model_dump_json(by_alias=True))
+    prepared = prepared_once(config.model_dump_json(by_alias=True))
     k = int(node["partition-id"])
     folder = directory / f"seed{config.seeds[s]}" / f"client{k}"
-    return _site_client(
-        prepared.federations[s].plans[k].name, prepared, s, k, folder, scheduled=True
-    )
+    name = prepared.federations[s].plans[k].name
+    return site_client(name, prepared, s, k, folder, scheduled=True)
 
 
 @lru_cache(maxsize=1)
-def _prepared(config: str) -> Prepared:
+def prepared_once(config: str) -> Prepared:
     return prepare(Config.model_validate_json(config))
 
 
-def _site_client(
-    name: str, prepared: Prepared, s: int, k: int, directory: Path, scheduled: bool
+def site_client(
+    name: str, prepared: Prepared, s: int, column: int, directory: Path, scheduled: bool
 ) -> SiteClient:
+    """A client of a prepared federation, with its state in a directory."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     samples = prepared.samples
     config = prepared.config
     federation = prepared.federations[s]
-    column = k if scheduled else 0  # a real site knows no other clients
-    site = ClientData(column, federation, samples, config, client=k)
+    site = ClientData(column, federation, samples, config)
     initial = cast(federation.initial, samples.device, samples.dtype)
     dataset = prepared.source.dataset
 

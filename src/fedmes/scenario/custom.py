@@ -127,6 +127,35 @@ def open_site(
     return Source(table.dataset, stream)
 
 
+def check_alike(name: str, source: Source, other: Source) -> None:
+    """Refuse a client's samples beside those of another one that are of another type."""
+    mine = source.dataset
+    others = other.dataset
+    if (mine.x.dtype, mine.normalised) != (others.x.dtype, others.normalised):
+        raise UserError(
+            f"site {name}: samples are {mine.x.dtype}, those of other clients {others.x.dtype}"
+        )
+
+
+def joined(sources: Sequence[Source]) -> Source:
+    """The data of several clients, each of them opened by itself, in one array."""
+    if len(sources) == 1:
+        return sources[0]
+    data = [source.dataset for source in sources]
+    offsets = np.cumsum([0, *(len(each.x) for each in data)])[:-1].tolist()
+    whole = replace(
+        data[0],
+        x=np.concatenate([each.x for each in data]),
+        y=np.concatenate([each.y for each in data]),
+        notes=tuple(note for each in data for note in each.notes),
+    )
+
+    def stream(seed: int) -> streams.Stream:
+        return streams.beside([source.stream(seed) for source in sources], offsets)
+
+    return Source(whole, stream)
+
+
 def in_order(table: Table) -> list[str]:
     """The classes by the first task in which they appear."""
     found: dict[str, None] = {}

@@ -305,6 +305,19 @@ class Plan:
         return store[order[:, : self.work.memory_batch]]
 
 
+class OneRound(Plan):
+    """What is left of a plan if nothing but one round is to be trained, which is number 0 then."""
+
+    def __init__(self, plan: Plan, work: Round) -> None:
+        vars(self).update(vars(plan))
+        self.only = work
+        self.position = np.array([work.position])
+        self.active = np.array([True])
+
+    def round(self, g: int) -> Round | None:
+        return self.only
+
+
 class Bounds(NamedTuple):
     """The largest numbers that the plans of some clients have."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -368,6 +368,33 @@ def assemble(
     if not isinstance(clients, Population):
         clients = tuple(clients)
     return Stream(seed, classes, clients, position, active, tuple(notes))
+
+
+def beside(streams: Sequence[Stream], offsets: Sequence[int]) -> Stream:
+    """The clients of several streams as one. `offsets`: the row where each one's data begins."""
+    clients: list[Client] = []
+    for stream, offset in zip(streams, offsets, strict=True):
+        for client in stream.clients:
+            tasks = [
+                replace(task, train=task.train + offset, test=task.test + offset)
+                for task in client.tasks
+            ]
+            clients.append(replace(client, tasks=tuple(tasks)))
+    longest = max(len(stream.position) for stream in streams)
+
+    def table(of: Callable[[Stream], Ints], filling: int) -> Ints:
+        parts = []
+        for stream in streams:
+            part = of(stream)
+            room = ((0, longest - len(part)), (0, 0))
+            parts.append(np.pad(part, room, constant_values=filling))
+        return np.concatenate(parts, axis=1)
+
+    position = table(lambda stream: stream.position, -1)
+    active = table(lambda stream: stream.active, 0)
+    notes = tuple(note for stream in streams for note in stream.notes)
+    first = streams[0]
+    return replace(first, clients=tuple(clients), position=position, active=active, notes=notes)
 
 
 def with_absences(

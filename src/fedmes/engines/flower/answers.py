@@ -7,17 +7,19 @@ reason, and affects only its sender.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from flwr.app import Message
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedmes.common.text import printable
 from fedmes.engines.flower import messages
-from fedmes.tensors import Tensors
+from fedmes.engines.server import REJECTIONS
+from fedmes.tensors import Tensors, pick
 
+TOTAL = "sum"  # the part of a message's tensors that is a sum of several clients' updates
 MOST = 10**9  # of anything that is counted
 MOST_NEW = 1000  # classes that a site brings at once
 LONGEST = 200  # characters of a reason; it ends in logs and results
@@ -102,6 +104,9 @@ class Trained(Facts):
     work: Work | None = None  # None: there was nothing to do
     spent: bool = False  # does its privacy budget not allow another round?
     hidden: Hidden | None = None  # None: nothing is hidden, or nothing is sent
+    # where a node sends the sum of its clients' updates: why this one is not in it, as an index
+    # into server.REJECTIONS; None: the update comes by itself
+    verdict: Annotated[int, Field(ge=0, lt=len(REJECTIONS))] | None = None
 
 
 class Unmasked(Facts):
@@ -136,6 +141,27 @@ FORMS: dict[str, type[Facts]] = {
     "train": Trained,
     "evaluate": Scored,
 }
+
+
+Good = tuple[Facts, Tensors]
+
+
+class Reply(NamedTuple):
+    """What a node answers: for each client that it was asked about, and perhaps one sum of their
+    updates. If it refuses as a whole, there is that one refusal."""
+
+    answers: list[Good | Refusal]
+    total: Tensors
+
+    def of(self, clients: Sequence[int]) -> dict[int, Good | Refusal]:
+        """The answers of the clients that were asked."""
+        answers = self.answers
+        if len(answers) == 1 and isinstance(answers[0], Refusal):
+            answers = answers * len(clients)
+        if len(answers) != len(clients):
+            answers = [unreadable(f"{len(answers)} answers of {len(clients)} clients")]
+            answers = answers * len(clients)
+        return dict(zip(clients, answers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -176,24 +202,40 @@ def _below(what: str, value: int, limit: int) -> None:
         raise ValueError(f"{what}: should be below {limit}")
 
 
-def read(reply: Message, kind: str, limits: Limits) -> tuple[Facts, Tensors] | Refusal:
-    """A site's answer to a message of this kind."""
+def read(reply: Message, kind: str, limits: Limits) -> Reply:
+    """A node's answer to a message of this kind."""
     try:
-        text, refused = messages.text_of(reply)
+        texts = messages.texts_of(reply)
+        tensors = messages.tensors_of(reply)
+        if texts is None:
+            return Reply([_read(*messages.text_of(reply), kind, limits, tensors)], {})
+        if len(texts) > limits.clients:
+            raise ValueError(f"{len(texts)} clients; there are {limits.clients}")
+        answers = []
+        for place, (text, refused) in enumerate(texts):
+            answers.append(_read(text, refused, kind, limits, pick(tensors, str(place))))
+        return Reply(answers, pick(tensors, TOTAL))
+    except Exception as error:
+        # a malformed message may fail in Flower or numpy with any of their errors
+        return Reply([unreadable(str(error) or type(error).__name__)], {})
+
+
+def _read(text: str, refused: bool, kind: str, limits: Limits, tensors: Tensors) -> Good | Refusal:
+    """The answer of a client."""
+    try:
         if refused:
             return Refusal.model_validate_json(text)
         facts = FORMS[kind].model_validate_json(text)
         limits.check(facts)
-        return facts, messages.tensors_of(reply)
+        return facts, tensors
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         if place:
             return unreadable(f"{place}: {first['msg']}")
         return unreadable(first["msg"])
-    except Exception as error:
-        # a malformed message may fail in Flower or numpy with any of their errors
-        return unreadable(str(error) or type(error).__name__)
+    except ValueError as error:
+        return unreadable(str(error))
 
 
 def unreadable(why: str) -> Refusal:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from pydantic import ValidationError
@@ -16,17 +16,19 @@ from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.devices import numerics
 from fedmes.engines.flower import messages
-from fedmes.engines.flower.answers import MOST_NEW, Refusal
+from fedmes.engines.flower.answers import MOST_NEW, TOTAL, Refusal
+from fedmes.engines.flower.node import Node
 from fedmes.engines.flower.secure_site import Masker
 from fedmes.engines.flower.site import Answer, SiteClient
 from fedmes.errors import UserError
+from fedmes.methods.base import Method
 from fedmes.scenario.custom import UnlistedClasses
-from fedmes.tensors import Tensors
+from fedmes.tensors import Tensors, put
 
-Node = dict[str, Any]  # what a SuperNode was started with
-NameOf = Callable[[Node], str]
+NodeConfig = dict[str, Any]  # what a SuperNode was started with
+NameOf = Callable[[NodeConfig], str]
 # of the server's configuration and the index of a seed
-OpenClient = Callable[[Config, int, Node], SiteClient]
+OpenClient = Callable[[Config, int, NodeConfig], SiteClient | Node]
 Order = dict[str, Any]
 Handler = Callable[[SiteClient, Order, Tensors], Answer]
 
@@ -43,14 +45,17 @@ def client_app(name_of: NameOf, open_client: OpenClient, mods: Sequence[Mod] = (
             name = name_of(node)
             config = Config.model_validate(order["config"])
             with numerics(config):
-                client = open_client(config, order["seed"], node)
-                _refuse_other_network(client, config, order["frozen"])
-                done = handler(client, order, messages.tensors_of(message))
+                found = open_client(config, order["seed"], node)
+                if not isinstance(found, Node) or found.clients:
+                    _refuse_other_network(name, found.method, config, order["frozen"])
+                tensors = messages.tensors_of(message)
+                if isinstance(found, Node):
+                    content = _of_many(found, handler, order, tensors)
+                else:
+                    done = handler(found, order, tensors)
+                    content = messages.records(_text(done), wire.pack(done.upload))
         except UserError as error:
             return refusal(message, name, error)
-        content = messages.records(
-            done.facts.model_dump_json(exclude_unset=True), wire.pack(done.upload)
-        )
         return Message(content, reply_to=message)
 
     @app.query()
@@ -72,6 +77,34 @@ def client_app(name_of: NameOf, open_client: OpenClient, mods: Sequence[Mod] = (
     return app
 
 
+def _text(answer: Answer) -> str:
+    return answer.facts.model_dump_json(exclude_unset=True)
+
+
+def _of_many(node: Node, handler: Handler, order: Order, tensors: Tensors) -> RecordDict:
+    """The answers of a node's clients, in one message."""
+    members = node.asked(order.get("clients"), _refusal)
+    total: Tensors = {}
+    if handler is _train and not node.config.privacy.secure_aggregation:
+
+        def receive(client: SiteClient) -> Tensors:
+            return _received(client, order, dict(tensors))
+
+        total = node.train(members, order["round"], receive, order.get("sum", False))
+    else:
+        members.each(lambda _, client: handler(client, order, dict(tensors)))
+    texts = []
+    sent = put(TOTAL, total)
+    for place, answer in enumerate(members.answers):
+        if isinstance(answer, Refusal):
+            texts.append((answer.model_dump_json(), True))
+            continue
+        assert isinstance(answer, Answer)
+        texts.append((_text(answer), False))
+        sent |= put(str(place), wire.pack(answer.upload))
+    return messages.several(texts, sent)
+
+
 def refusal(message: Message, name: str, error: UserError) -> Message:
     """The answer of a site that does not do what it is asked for."""
     text = _refusal(name, error).model_dump_json()
@@ -89,14 +122,14 @@ def _refusal(name: str, error: UserError) -> Refusal:
         return Refusal(name=name, error=f"{limits}; {error}")
 
 
-def _refuse_other_network(client: SiteClient, servers: Config, frozen: str | None) -> None:
+def _refuse_other_network(name: str, method: Method, servers: Config, frozen: str | None) -> None:
     """What is frozen never travels: the site must have the same as the server."""
-    found = client.method.net.frozen_sha256
+    found = method.net.frozen_sha256
     if found != frozen:
-        here = _frozen(client.method.config, found)
+        here = _frozen(method.config, found)
         there = _frozen(servers, frozen)
         raise UserError(
-            f"model {servers.model.name}: what is frozen has SHA-256 {here} at site {client.name}, "
+            f"model {servers.model.name}: what is frozen has SHA-256 {here} at site {name}, "
             f"{there} at the server"
         )
 
@@ -124,7 +157,7 @@ def _train(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
 
 def _unmask(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
     masker = Masker(client)
-    return masker.signed(masker.unmask(order["secure"]))
+    return masker.signed(masker.unmask(order["secure"][str(masker.me)]))
 
 
 def _evaluate(client: SiteClient, order: Order, tensors: Tensors) -> Answer:

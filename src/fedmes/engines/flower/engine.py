@@ -2,12 +2,12 @@
 
 The site's half is site.py, the server's half is here. A message to a site holds the configuration,
 the round, the server's state, and the hash of what is frozen, which never travels; an answer holds
-what the method uploads and a few numbers about it (answers.py), and nothing else.
+what the method uploads and a few numbers about it (answers.py), and nothing else. A node may hold
+many clients (node.py): one message goes to it for all of them, and one comes back.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedmes.common import keyed_random
@@ -25,17 +24,25 @@ from fedmes.config.options import Config
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.devices import dtype_of
-from fedmes.engines.flower import identity, messages
-from fedmes.engines.flower.answers import Hello, Limits, Refusal, Scored, Trained, Work, unreadable
-from fedmes.engines.flower.exchange import POLL, Exchange, Good
+from fedmes.engines.flower.answers import (
+    Good,
+    Hello,
+    Limits,
+    Refusal,
+    Scored,
+    Trained,
+    Work,
+    unreadable,
+)
+from fedmes.engines.flower.exchange import POLL
+from fedmes.engines.flower.gathering import Gathering
 from fedmes.engines.flower.plain_round import PlainRound
-from fedmes.engines.flower.roster import Roster, log
 from fedmes.engines.flower.secure_round import LEAST, Group, SecureRound
+from fedmes.engines.flower.summed_round import SummedRound, nobody_sees_each, shared_out
 from fedmes.engines.loop import tidy
 from fedmes.engines.summed import check_aggregation
 from fedmes.errors import UserError
 from fedmes.methods.base import ClientContext, Method
-from fedmes.results.status import now
 from fedmes.tensors import Tensors, cast, grown, put
 
 # seconds that the server waits for all sites before it begins with those that are there
@@ -45,7 +52,7 @@ NO_ANSWER = Refusal(name="", error="no answer")
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-class FlowerEngine(Roster):
+class FlowerEngine(Gathering):
     """The server's half of all seeds of a run; sites keep their own state."""
 
     compile_seconds = 0.0
@@ -61,10 +68,7 @@ class FlowerEngine(Roster):
     ) -> None:
         """`closed`: why sites cannot bring classes that nobody listed. `before`: the engine whose
         place this one takes, since such classes came (deployment/server.py)."""
-        super().__init__(config, closed)
-        self.method = method
-        self.grid = grid
-        self.exchange = Exchange(grid, config.server.timeout)
+        super().__init__(method, config, grid, closed)
         initial = [cast(params, torch.device("cpu"), dtype_of(config)) for params in initial]
         self.servers = list(map(method.server, initial))
         ctx = any_context(config, initial[0])
@@ -73,11 +77,10 @@ class FlowerEngine(Roster):
         reported = method.report(client, self.servers[0])
         self.limits = Limits(config.clients, config.tasks, config.rounds, frozenset(reported))
         self.secure = config.privacy.secure_aggregation
-        self.needed = config.server.min_clients
+        self.sums = not self.secure and nobody_sees_each(method, self.servers[0], self.expected)
         if self.secure:
             check_aggregation(method, self.servers[0], self.expected)
             self.needed = max(self.needed, LEAST)
-        self.sum_keys: dict[tuple[int, int], str] = {}  # (seed, client) -> for the next secure sum
         received, _ = method.sent_down(self.servers[0])
         if config.privacy.clip is not None and list(self.expected) != list(received):
             raise UserError(
@@ -85,7 +88,6 @@ class FlowerEngine(Roster):
                 "leave the option out"
             )
         self.versions = [0] * len(initial)  # of the state that is sent when it has changed
-        self.held: dict[tuple[int, int], int] = {}  # (seed, client) -> the version that it has
         self.owed: Counter[tuple[int, int]] = Counter()  # and bytes sent that are in no row yet
         self.ended: list[tuple[int, int]] = []
         self.rows: list[RoundRow] = []  # of the last round
@@ -99,76 +101,6 @@ class FlowerEngine(Roster):
         self._gather(hope)
 
     # -- the sites that are there
-
-    def _gather(self, hope: float) -> None:
-        """Wait `hope` seconds for all sites, and until `server.timeout` for those needed."""
-        began = time.monotonic()
-        needed = self.needed
-        members = len(self.members)
-        while (here := self._meet()) < members:
-            waited = time.monotonic() - began
-            hopeless = waited >= hope or here + self._refusing() >= members
-            if hopeless and here >= needed:
-                break
-            if hopeless and self.refused and len(self.nodes) + len(self.proposed) < needed:
-                reasons = {f"{site}: {reason}" for site, reason in self.refused.values()}
-                raise UserError("; ".join(sorted(reasons)))
-            if waited > self.config.server.timeout:
-                raise UserError(
-                    f"{here} of {members} sites are there, and server.min_clients is {needed}"
-                )
-            time.sleep(POLL)
-
-    def _meet(self) -> int:
-        """Ask new nodes for their names. How many sites are there?"""
-        self._connected(set(self.grid.get_node_ids()))
-        known = {*self.nodes.values(), *self.refused, *self.proposed, *self.rivals}
-        self._greet(sorted(self.there - known))
-        return len(self.there & {*self.nodes.values(), *self.proposed})
-
-    def _greet(self, nodes: Sequence[int]) -> None:
-        if self.config.federation.keys and nodes:
-            self.keys = identity.fingerprints(self.grid)
-        for s in range(len(self.servers)):
-            new = set(nodes) - {*self.refused, *self.rivals}
-            asked = sorted(self.exchange.worth_asking(new, 0))
-            orders = {node: self._message("query", node, s, {}, {}) for node in asked}
-            for node, answer in self.exchange.ask("query", orders, self.limits).items():
-                if isinstance(answer, Refusal):
-                    name = answer.name or f"node {node}"
-                    if self._takes_anothers_place(node, name):
-                        continue
-                    if not self._proposes(node, name, answer.classes):
-                        self._refuse(node, name, self._reason(answer))
-                else:
-                    assert isinstance(answer[0], Hello)
-                    self._admit(s, node, answer[0])
-
-    def _reason(self, answer: Refusal) -> str:
-        if answer.classes and self.closed:
-            return f"{answer.error}; {self.closed}"
-        return answer.error
-
-    def _admit(self, s: int, node: int, hello: Hello) -> None:
-        k = hello.client
-        sites = self.config.federation.sites
-        if sites and hello.name != sites[k]:
-            self._refuse(node, hello.name, f"says that it is {sites[k]}")
-            return
-        if hello.name in self.config.federation.former:
-            self._refuse(node, hello.name, "has left the federation")
-            return
-        if self._takes_anothers_place(node, hello.name, k):
-            return
-        self.refused = {other: who for other, who in self.refused.items() if who[0] != hello.name}
-        self.nodes[k] = node
-        self.names[k] = hello.name
-        self.held[s, k] = hello.version
-        self.samples[s, k] = hello.samples
-        self.sum_keys[s, k] = hello.key
-        self.seen[k] = now()
-        if s == 0:
-            log.info("site %s is there, with %d samples to learn from", hello.name, hello.samples)
 
     def anything_to_do(self) -> bool:
         """Does any site have tasks left to learn, and are all classes known?
@@ -184,8 +116,7 @@ class FlowerEngine(Roster):
         while not self.waiting and time.monotonic() < deadline:
             self._meet()
             asked = self._answering(self.nodes, 0)
-            orders = {k: self._message("query", self.nodes[k], 0, {}, {}) for k in asked}
-            for k, answer in self.exchange.ask("query", orders, self.limits).items():
+            for k, answer in self._asked("query", 0, self._by_node(asked)).items():
                 if isinstance(answer, Refusal):  # such as a new task that does not fit
                     self.absent[k] = self._reason(answer)
                     if self._proposes(self.nodes[k], self.names[k], answer.classes):
@@ -199,36 +130,47 @@ class FlowerEngine(Roster):
 
     # -- messages
 
-    def _message(
-        self, kind: str, node: int, s: int, order: dict[str, Any], tensors: Tensors
-    ) -> Message:
-        frozen = self.method.net.frozen_sha256
-        order = {"config": self.config.as_dict(), "seed": s, "frozen": frozen, **order}
-        content = messages.records(json.dumps(order), tensors)
-        return Message(content, message_type=kind, dst_node_id=node)
+    def _asked(
+        self, kind: str, s: int, clients: Mapping[int, list[int]]
+    ) -> dict[int, Good | Refusal]:
+        """The answers of clients, by node, to a question that needs no more words."""
+        orders = {}
+        for node, mine in clients.items():
+            orders[node] = self._message(kind, node, s, {"clients": mine}, {})
+        found: dict[int, Good | Refusal] = {}
+        for node, reply in self.exchange.ask(kind, orders, self.limits).items():
+            found |= reply.of(clients[node])
+        return found
 
     def _ask(
         self, kind: str, s: int, clients: Iterable[int], g: int, more: dict[str, Any] | None = None
-    ) -> tuple[dict[int, Good], dict[int, int]]:
-        """The server's state to some clients: their answers, and how many bytes went to each.
-        `more`: what else they are told."""
+    ) -> tuple[dict[int, Good], dict[int, int], dict[tuple[int, ...], Tensors]]:
+        """The server's state to some clients: their answers, how many bytes went to each, and what
+        nodes have added up for their clients. `more`: what else they are told."""
         each, kept = self.method.sent_down(self.servers[s])
         sent = wire.pack(each)
         everything = sent | wire.pack(kept)
         orders = {}
         size = {}
         clients = list(clients)
-        for k in self._answering(clients, self.needed):
-            stale = self.held.get((s, k)) != self.versions[s]
+        asked = self._by_node(self._answering(clients, self.needed))
+        for node, mine in asked.items():
+            stale = any(self.held.get((s, k)) != self.versions[s] for k in mine)
             order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
-            order |= more or {}
+            order |= {"clients": mine, **(more or {})}
             tensors = sent
             if stale:
                 tensors = everything
-                self.owed[s, k] += int(wire.size(kept))
-            orders[k] = self._message(kind, self.nodes[k], s, order, tensors)
-            size[k] = int(wire.size(each)) + self.owed[s, k]
-        found = self.exchange.ask(kind, orders, self.limits, self.needed)
+                for k, part in shared_out(int(wire.size(kept)), mine).items():
+                    self.owed[s, k] += part
+            orders[node] = self._message(kind, node, s, order, tensors)
+            for k, part in shared_out(int(wire.size(each)), mine).items():
+                size[k] = part + self.owed[s, k]
+        found: dict[int, Good | Refusal] = {}
+        totals = {}
+        for node, reply in self.exchange.ask(kind, orders, self.limits, self.needed).items():
+            found |= reply.of(asked[node])
+            totals[tuple(asked[node])] = reply.total
         good = {}
         for k in clients:
             answer = self._plausible(s, k, found.get(k, NO_ANSWER))
@@ -244,12 +186,13 @@ class FlowerEngine(Roster):
                 self.held[s, k] = answer[0].version
                 self.sum_keys[s, k] = answer[0].key
                 self._answered(k)
-        return good, size
+        return good, size, totals
 
     def _answering(self, clients: Iterable[int], needed: int) -> list[int]:
         """These clients without those whose last answer is still awaited."""
-        nodes = {self.nodes[k]: k for k in clients}
-        return sorted(nodes[node] for node in self.exchange.worth_asking(nodes, needed))
+        clients = sorted(clients)
+        asked = self.exchange.worth_asking([self.nodes[k] for k in clients], needed)
+        return [k for k in clients if self.nodes[k] in asked]
 
     def _plausible(self, s: int, k: int, answer: Good | Refusal) -> Good | Refusal:
         """A site trains on no more samples than it has; it may have more than it had at first."""
@@ -279,7 +222,7 @@ class FlowerEngine(Roster):
         done: dict[int, Work] = {}
         unusable: dict[int, str] = {}
         clients, updates = self._begun(s, g)
-        found, size = self._ask("train", s, clients, g, updates.order)
+        found, size, totals = self._ask("train", s, clients, g, updates.order)
         self.silent &= not found
         for k, (facts, packed) in sorted(found.items()):
             assert isinstance(facts, Trained)
@@ -293,6 +236,9 @@ class FlowerEngine(Roster):
             if facts.work is not None:
                 done[k] = facts.work
                 self.owed[s, k] = 0
+        if isinstance(updates, SummedRound):
+            for members, total in totals.items():
+                updates.add(members, total)
         after, left_out = updates.aggregated(self.servers[s])
         self._keep(s, tidy(after))
         rows = []
@@ -306,6 +252,8 @@ class FlowerEngine(Roster):
     def _begun(self, s: int, g: int) -> tuple[list[int], PlainRound | SecureRound]:
         """Who is asked to train, and what becomes of their updates."""
         clients = self._chosen(g)
+        if self.sums:
+            return clients, SummedRound(self.method, self.expected)
         if not self.secure:
             return clients, PlainRound(self.method, self.expected)
         here = self._answering(clients, self.needed)
@@ -323,9 +271,13 @@ class FlowerEngine(Roster):
     ) -> Mapping[int, Good | Refusal]:
         kind = "query.unmask"
         sent = {}
-        for k, order in orders.items():
-            sent[k] = self._message(kind, self.nodes[k], s, {"secure": order}, {})
-        found = self.exchange.ask(kind, sent, self.limits)
+        asked = self._by_node(orders)
+        for node, mine in asked.items():
+            secure = {k: orders[k] for k in mine}
+            sent[node] = self._message(kind, node, s, {"clients": mine, "secure": secure}, {})
+        found: dict[int, Good | Refusal] = {}
+        for node, reply in self.exchange.ask(kind, sent, self.limits).items():
+            found |= reply.of(asked[node])
         for k, answer in found.items():
             if isinstance(answer, Refusal):
                 self._failed(k, answer.error)
@@ -356,7 +308,7 @@ class FlowerEngine(Roster):
         scores = []
         for s in range(len(self.servers)):
             ended = [k for seed, k in self.ended if seed == s]
-            found, _ = self._ask("evaluate", s, ended, g)
+            found, _, _ = self._ask("evaluate", s, ended, g)
             for k, (facts, _) in sorted(found.items()):
                 assert isinstance(facts, Scored)
                 about = facts.position, facts.accuracy

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedmes.engines.flower import answers
-from fedmes.engines.flower.answers import Facts, Limits, Refusal
-from fedmes.tensors import Tensors
+from fedmes.engines.flower.answers import Limits, Reply
 
 POLL = 0.1  # seconds between looks for answers
 RESTARTS = 5.0  # seconds between looks for sites that have been restarted
-
-Good = tuple[Facts, Tensors]
 
 
 @dataclass
@@ -46,60 +43,56 @@ class Exchange:
         self.timeout = timeout
         self.silent: dict[int, Missed] = {}  # by node
 
-    def worth_asking(self, nodes: Collection[int], needed: int) -> set[int]:
-        """Of these nodes, all that are not silent; all of them if fewer than `needed` are left."""
+    def worth_asking(self, nodes: Iterable[int], needed: int) -> set[int]:
+        """Of these nodes, each named once for every client that it holds, those that are not
+        silent; all of them if fewer than `needed` clients are left."""
+        nodes = list(nodes)
         self._hear()
         long_ago = time.monotonic() - 2 * self.timeout
         busy = {node for node, missed in self.silent.items() if missed.asked > long_ago}
-        found = set(nodes) - busy
+        found = [node for node in nodes if node not in busy]
         if len(found) < min(needed, len(nodes)):
             return set(nodes)
-        return found
+        return set(found)
 
     def ask(
         self, kind: str, orders: dict[int, Message], limits: Limits, needed: int = 0
-    ) -> dict[int, Good | Refusal]:
-        """Messages by client or node, and the answers that came in time. Silent nodes are waited
-        for only if fewer than `needed` others answer."""
+    ) -> dict[int, Reply]:
+        """Messages by node, and the answers that came in time. Silent nodes are waited for only if
+        fewer than `needed` clients of others answer."""
         since = self._connected() if orders else {}
         began = looked = time.monotonic()
         waiting = self._send(orders)
-        found: dict[int, Good | Refusal] = {}
+        found: dict[int, Reply] = {}
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 to = waiting.get(reply.metadata.reply_to_message_id)
-                waiting = {message: client for message, client in waiting.items() if client != to}
+                waiting = {message: node for message, node in waiting.items() if node != to}
                 if to is not None and not reply.has_error():
                     found[to] = answers.read(reply, kind, limits)
-                    self.silent.pop(_node(orders[to]), None)
+                    self.silent.pop(to, None)
             now = time.monotonic()
-            if now > began + self.timeout or self._enough(orders, waiting, found, needed):
+            if now > began + self.timeout or self._enough(waiting, found, needed):
                 break
             if now > looked + RESTARTS:
                 looked = now
                 latest = self._connected()
                 restarted = {node for node, start in latest.items() if start != since.get(node)}
-                again = {k: orders[k] for k in waiting.values() if _node(orders[k]) in restarted}
+                again = {node: orders[node] for node in waiting.values() if node in restarted}
                 waiting |= self._send(again)
                 since |= latest
             time.sleep(POLL)
-        for message, k in waiting.items():
-            node = _node(orders[k])
+        for message, node in waiting.items():
             missed = self.silent.setdefault(node, Missed(began, since.get(node)))
             missed.asked = began
             missed.messages.add(message)
         return found
 
-    def _enough(
-        self,
-        orders: dict[int, Message],
-        waiting: dict[str, int],
-        found: Collection[int],
-        needed: int,
-    ) -> bool:
+    def _enough(self, waiting: dict[str, int], found: dict[int, Reply], needed: int) -> bool:
         """Is nobody left who is worth waiting for?"""
-        expected = {k for k in waiting.values() if _node(orders[k]) not in self.silent}
-        return not waiting or (not expected and len(found) >= needed)
+        expected = set(waiting.values()) - self.silent.keys()
+        clients = sum(len(reply.answers) for reply in found.values())
+        return not waiting or (not expected and clients >= needed)
 
     def _hear(self) -> None:
         """Silent nodes that have answered at last, or been restarted, are silent no longer."""
@@ -120,7 +113,7 @@ class Exchange:
                 del self.silent[node]
 
     def _send(self, orders: dict[int, Message]) -> dict[str, int]:
-        """The client of each message, by its id: an error's sender is not the node that failed."""
+        """The node of each message, by its id: an error's sender is not the node that failed."""
         new = []
         for order in orders.values():
             about = order.metadata
@@ -130,7 +123,3 @@ class Exchange:
     def _connected(self) -> dict[int, str]:
         """The nodes that are there, and since when."""
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
-
-
-def _node(order: Message) -> int:
-    return order.metadata.dst_node_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +20,29 @@ def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
     return RecordDict({"tensors": ArrayRecord(map_entries(_array, tensors)), "fedmes": record})
 
 
+def several(texts: Sequence[tuple[str, bool]], tensors: Tensors) -> RecordDict:
+    """Of a node's clients, one after the other: JSON, and whether it is a refusal."""
+    content, refused = map(list, zip(*texts, strict=True))
+    record = ConfigRecord({"several": content, "refused": refused})
+    return RecordDict({"tensors": ArrayRecord(map_entries(_array, tensors)), "fedmes": record})
+
+
+def texts_of(message: Message) -> list[tuple[str, bool]] | None:
+    """The same of a message; None: it is not of several clients."""
+    record = message.content.config_records["fedmes"]
+    if "several" not in record:
+        return None
+    texts = record["several"]
+    refused = record["refused"]
+    if not isinstance(texts, list) or not isinstance(refused, list):
+        raise TypeError("its texts are no list")
+    return list(zip(map(str, texts), map(bool, refused), strict=True))
+
+
 def text_of(message: Message) -> tuple[str, bool]:
-    """The JSON of a message, and whether it is a refusal."""
+    """The JSON of a message, and whether it is a refusal; of several clients, if all refuse."""
+    if (texts := texts_of(message)) is not None:
+        return f"[{', '.join(text for text, _ in texts)}]", all(refused for _, refused in texts)
     record = message.content.config_records["fedmes"]
     refused = "refusal" in record
     text = record[{True: "refusal", False: "json"}[refused]]

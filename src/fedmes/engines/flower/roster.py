@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime
 
 from fedmes.config.options import Config
@@ -27,12 +28,13 @@ class Roster:
         # (seed, client) -> how many training samples it has said to have
         self.samples: dict[tuple[int, int], int] = {}
         self.seen: dict[int, datetime] = {}  # client -> when it last answered
-        self.refused: dict[int, tuple[str, str]] = {}  # node -> its name, and why it is excluded
+        # (node, name) -> why it is excluded; a node may hold several clients
+        self.refused: dict[tuple[int, str], str] = {}
         self.there: set[int] = set()  # the nodes that are connected
         self.keys: dict[int, str] = {}  # node -> the fingerprint of its key, where names are bound
         self.rivals: dict[int, int] = {}  # node -> the one that has the name which it wants
-        # node -> its name, and its classes that nobody listed
-        self.proposed: dict[int, tuple[str, list[str]]] = {}
+        # (node, name) -> its classes that nobody listed
+        self.proposed: dict[tuple[int, str], list[str]] = {}
         self.spenders: set[int] = set()  # clients whose privacy budget allows no further round
         self.absent: dict[int, str] = {}  # client -> why its last answer did not count
         self.failures: Counter[str] = Counter()
@@ -49,7 +51,7 @@ class Roster:
     @property
     def notes(self) -> list[str]:
         failed = [f"{what} ({count} times)" for what, count in sorted(self.failures.items())]
-        refused = {f"{site}: {reason}" for site, reason in self.refused.values()}
+        refused = {f"{site}: {reason}" for (_, site), reason in self.refused.items()}
         return failed + sorted(refused)
 
     @property
@@ -59,7 +61,8 @@ class Roster:
         never = {name: NEVER_THERE for name in self.members if name not in here}
         absent = {self.names[k]: "its privacy budget is spent" for k in self.spenders}
         absent |= {self.names[k]: reason for k, reason in self.absent.items()}
-        return never | dict(self.refused.values()) | absent
+        refused = {site: reason for (_, site), reason in self.refused.items()}
+        return never | refused | absent
 
     @property
     def sites(self) -> list[Site]:
@@ -91,8 +94,8 @@ class Roster:
         """What sites propose, in the order of sites and then of each site's tasks."""
         sites = self.config.federation.sites
         found: dict[str, None] = {}
-        for _, classes in sorted(self.proposed.values(), key=lambda each: sites.index(each[0])):
-            found |= dict.fromkeys(classes)
+        for who in sorted(self.proposed, key=lambda who: sites.index(who[1])):
+            found |= dict.fromkeys(self.proposed[who])
         return list(found)
 
     def _expected(self) -> list[str]:
@@ -105,11 +108,11 @@ class Roster:
         new = [label for label in classes if label not in agreed.classes]
         if not new or name not in agreed.members or self.closed:
             return False
-        self.proposed[node] = name, new
+        self.proposed[node, name] = new
         return True
 
     def _refuse(self, node: int, name: str, reason: str) -> None:
-        self.refused[node] = name, reason
+        self.refused[node, name] = reason
         log.info("site %s is left out: %s", name, reason)
 
     def _takes_anothers_place(self, node: int, name: str, k: int | None = None) -> bool:
@@ -134,7 +137,7 @@ class Roster:
         for client, node in self.nodes.items():
             if node in self.there and (client == k or self.names[client] == name):
                 return node
-        for node, (proposer, _) in self.proposed.items():
+        for node, proposer in self.proposed:
             if node in self.there and proposer == name:
                 return node
         return None
@@ -146,8 +149,25 @@ class Roster:
 
     def _refusing(self) -> int:
         """How many of the expected sites have refused to take part."""
-        names = dict(self.refused.values()).keys()
+        names = {name for _, name in self.refused}
         return len(names & set(self.config.federation.members or names))
+
+    def _known(self) -> set[int]:
+        """The nodes that have said who they are."""
+        answered = [node for node, _ in (*self.refused, *self.proposed)]
+        return {*self.nodes.values(), *answered, *self.rivals}
+
+    def _present(self) -> int:
+        """How many clients are there."""
+        here = {self.names[k] for k, node in self.nodes.items() if node in self.there}
+        return len(here | {name for node, name in self.proposed if node in self.there})
+
+    def _by_node(self, clients: Iterable[int]) -> dict[int, list[int]]:
+        """These clients by the node that holds them."""
+        found: dict[int, list[int]] = {}
+        for k in clients:
+            found.setdefault(self.nodes[k], []).append(k)
+        return found
 
     def _answered(self, k: int) -> None:
         self.seen[k] = now()

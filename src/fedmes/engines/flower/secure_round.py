@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from fedmes.engines.flower import masks
-from fedmes.engines.flower.answers import Hidden, Refusal, Trained, Unmasked
-from fedmes.engines.flower.exchange import Good
+from fedmes.engines.flower.answers import Good, Hidden, Refusal, Trained, Unmasked
 from fedmes.engines.flower.fixed_point import FixedPoint, Ring
 from fedmes.engines.flower.secure_site import fixed_point
 from fedmes.engines.server import MISFIT, NO_AVERAGE, NOT_FINITE, REJECTIONS, finite

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,6 +35,13 @@ from fedmes.methods.dp_sgd import unpredictable_noise
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
 from fedmes.tensors import Tensors, grown, map_entries, pick, put
+
+
+class Lesson(NamedTuple):
+    """What there is to train: a round, and the state that it begins with."""
+
+    state: Tensors
+    work: Round
 
 
 @dataclass(frozen=True)
@@ -128,18 +135,58 @@ class SiteClient:
             self.received = True
         if self.about["version"] != version:
             raise UserError("a part of the server's state that was sent before is not here")
-        return sent | self.kept
+        device = self.site.samples.device
+        return map_entries(lambda t: t.to(device), sent | self.kept)
 
     @torch.no_grad()
     def train(self, g: int, broadcast: Tensors) -> Answer:
         """Take part in the server's round g."""
-        again = self.about["round"] == g
+        start = time.perf_counter()
+        lesson = self.lesson(g, broadcast)
+        if lesson is not None:
+            state = client_round(self.method, lesson.state, broadcast, lesson.work, self.site)
+            self.learned(g, lesson, state)
+        return self.trained(g, broadcast, start)
+
+    def lesson(self, g: int, broadcast: Tensors) -> Lesson | None:
+        """What there is to train in the server's round g; None: nothing, or it is done already. A
+        site that was away when a task ended or began catches up first."""
         if self.about["round"] > g:
             done = self.about["round"] + 1
             raise UserError(f"{self.directory} has done round {done} and is asked for {g + 1}")
-        now = self.about["attended"] - again
+        work = self.site.plan.round(self._own_round(g))
+        if work is None or self.about["round"] == g:
+            return None
+        if spent := self.ledger.exceeded_by(work):
+            raise UserError(spent)
+        state = self.state
+        if self.about["round"] < 0 and not self.scheduled:
+            state = self._joining(broadcast)
+        first = self.about["begun"] != work.position
+        if first:
+            state = state | self._end_task()
+        return Lesson(state, replace(work, first=first))
+
+    def learned(self, g: int, lesson: Lesson, state: Tensors) -> None:
+        """The state after the round."""
+        self.state = tidy(state)
+        self.ledger.train(lesson.work)
+        self.about["round"] = g
+        self.about["attended"] += 1
+        self.about["begun"] = lesson.work.position
+        self.noisy = {}
+
+    def _own_round(self, g: int) -> int:
+        """The number that the server's round g has in this site's plan."""
         if self.scheduled:
-            now = g
+            return g
+        return self.about["attended"] - (self.about["round"] == g)
+
+    @torch.no_grad()
+    def trained(self, g: int, broadcast: Tensors, start: float) -> Answer:
+        """The answer to a round that is done, which began at `start`; nothing is lost from now
+        on."""
+        now = self._own_round(g)
         plan = self.site.plan
         work = plan.round(now)
         waiting = bool((plan.position[now + 1 :] >= 0).any())
@@ -148,11 +195,6 @@ class SiteClient:
                 self._save()
             ended = plan.ends(now) == self.about["begun"]
             return Answer(Trained(waiting=waiting, ended=ended, **self._sender()))
-        start = time.perf_counter()
-        if not again and (spent := self.ledger.exceeded_by(work)):
-            raise UserError(spent)
-        if not again:
-            self._learn(g, work, broadcast)
         upload = self._upload(work, broadcast)
         self._save()
         reported = self.method.report(self.state, broadcast)
@@ -172,22 +214,6 @@ class SiteClient:
         if work.factor != 1:
             upload = tampered(self.method, upload, broadcast, work.factor)
         return Answer(facts, upload)
-
-    def _learn(self, g: int, work: Round, broadcast: Tensors) -> None:
-        """Train; a site that was away when a task ended or began catches up first."""
-        state = self.state
-        if self.about["round"] < 0 and not self.scheduled:
-            state = self._joining(broadcast)
-        first = self.about["begun"] != work.position
-        if first:
-            state = state | self._end_task()
-        work = replace(work, first=first)
-        self.state = tidy(client_round(self.method, state, broadcast, work, self.site))
-        self.ledger.train(work)
-        self.about["round"] = g
-        self.about["attended"] += 1
-        self.about["begun"] = work.position
-        self.noisy = {}
 
     def _joining(self, broadcast: Tensors) -> Tensors:
         """The state of a site that begins: with the federation's present model, if the server has

@@ -80,6 +80,7 @@ class Batches:
         self.wrong_labels = wrong_labels
         # [seed, seat, task, class], where they are needed
         self.blocks_so_far: Tensor | None = None
+        self.number = federations[0].number
         self.taken_for: Tensor | None = None
 
     def seat(self, plans: Grid) -> None:
@@ -167,7 +168,7 @@ class Batches:
 
         position = table(lambda work: work.position, torch.int64)
         return ClientContext(
-            client=self.table(lambda number: max(number, 0), members),
+            client=self.table(lambda column: self.number(max(column, 0)), members),
             position=position,
             first=table(lambda work: work.first, torch.bool),
             last=table(lambda work: work.last, torch.bool),

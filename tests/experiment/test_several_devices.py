@@ -1,0 +1,84 @@
+"""Seeds shared out over several devices, here two processes on this machine's CPU."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fedmes import config
+from fedmes.errors import UserError
+from fedmes.experiment import runner
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint, run_dir
+
+TINY = {
+    "benchmark": "synthetic", "method": "fedmes", "clients": 3, "tasks": 2, "rounds": 2, "epochs": 1, "batch": 8,
+    "model.name": "mlp", "model.width": 6, "memory.size": 6, "synthetic.classes": 2, "synthetic.train": 12,
+    "synthetic.test": 4, "data.image_size": 4, "seeds": [0, 3, 5], "engine.name": "stacked",
+    "engine.precision": "float64", "faults.drop": 0.2, "checkpoint.every": "round",
+}  # fmt: skip
+
+
+def prepared(device, **more):
+    return prepare(config.load(None, TINY | {"device": device} | more))
+
+
+def state(directory):
+    tensors, _ = checkpoint.latest(directory)
+    return tensors
+
+
+def same(one, other):
+    """Everything that a run has learned and written, to 1e-12 in float64."""
+    found, expected = state(one), state(other)
+    assert found.keys() == expected.keys()
+    for name, t in expected.items():
+        np.testing.assert_allclose(found[name].numpy(), t.numpy(), rtol=0, atol=1e-12)
+    for path in sorted(other.glob("seed*/**/*.safetensors")):
+        mine, theirs = load_file(one / path.relative_to(other)), load_file(path)
+        for name, t in theirs.items():
+            np.testing.assert_allclose(mine[name].numpy(), t.numpy(), rtol=0, atol=1e-12)
+    for name, table in run_dir.load(other).accuracy.items():
+        np.testing.assert_array_equal(run_dir.load(one).accuracy[name], table)
+
+
+@pytest.mark.slow
+def test_two_devices_are_as_one_and_a_lost_one_loses_nothing(tmp_path):
+    """One of two is killed after the first round, and both go on from the checkpoint."""
+    want = runner.execute(prepared("cpu"), tmp_path / "one")
+    two = tmp_path / "two"
+    made, local = [], runner.local_engine
+
+    def kept(prepared):
+        made.append(local(prepared))
+        return made[-1]
+
+    def kill(progress):
+        os.kill(made[0].processes[1].process.pid, signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "local_engine", kept)
+        with pytest.raises(
+            UserError, match=r"device cpu: its process has ended with status -9; .*"
+        ):
+            runner.execute(prepared("cpu,cpu"), two, on_progress=kill)
+    assert state(two)["learned"].shape == (3, 3)
+    got = runner.execute(prepared("cpu,cpu"), two, resume=True)
+    assert [process.process.poll() for process in made[0].processes][1] == -signal.SIGKILL
+    same(two, tmp_path / "one")
+    assert got.config.device == "cpu,cpu"
+    assert got.communication == want.communication
+    rows = [(row["seed"], row["task"], row["round"], row["client"]) for row in got.rounds]
+    assert rows == [(row["seed"], row["task"], row["round"], row["client"]) for row in want.rounds]
+
+
+def test_what_cannot_be_shared_out():
+    with pytest.raises(UserError, match="2 devices for 1 seeds"):
+        runner.local_engine(prepared("cpu,cpu", seeds=[0]))
+    with pytest.raises(UserError, match="several need the stacked engine, and this run has loop"):
+        prepared("cpu,cpu", **{"engine.name": "loop"})
+    for names in ("cpu,", "cpu,auto", "cuda,cuda", "cpu;cpu"):
+        with pytest.raises(UserError, match="must be auto, cpu, cuda"):
+            config.load(None, {"device": names})
