@@ -51,6 +51,12 @@ def population(clients: int, asked: argparse.Namespace) -> dict[str, float]:
     """Of a run in this process: seconds until its first round is over, of a round, and after the
     last; and its largest memory and that of its device, in GB."""
     ends: list[float] = []
+    worked: list[float] = []  # CPU time of all threads, which others on the machine do not change
+
+    def note(now: fedmes.Progress) -> None:
+        ends.append(time.perf_counter())
+        worked.append(time.process_time())
+
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         fedmes.run(
@@ -58,12 +64,14 @@ def population(clients: int, asked: argparse.Namespace) -> dict[str, float]:
             rounds=asked.rounds, epochs=2, batch=20, memory=20, data={"image_size": asked.size},
             server={"cohort": COHORT}, stream={"frac": 20}, out=Path(folder) / "out",
             output={"models": "none"}, checkpoint={"every": "never"}, device=asked.device,
-            on_progress=lambda now: ends.append(time.perf_counter()),
+            on_progress=note,
         )  # fmt: skip
     rounds = [after - before for before, after in itertools.pairwise(ends)]
+    work = [after - before for before, after in itertools.pairwise(worked)]
     return {
         "start": ends[0] - began,  # the first round included, in which libraries warm up
         "round": statistics.median(rounds[:-1]),  # the last one ends with an evaluation
+        "work": statistics.median(work[:-1]),
         "end": time.perf_counter() - ends[-1],
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "device": torch.cuda.max_memory_allocated() / 1e9 if asked.device == "cuda" else 0.0,
@@ -90,20 +98,19 @@ def main() -> None:
 
 
 def compare_populations(sizes: list[int]) -> None:
-    base = 0.0
-    titles = f"{'clients':>10}{'start, s':>10}{'a round, s':>12}{'ratio':>8}{'end, s':>8}{'GB':>8}"
-    print(f"{titles}{'device GB':>11}", flush=True)
+    base: dict[str, float] = {}
+    heads = ("clients", "start, s", "round, s", "ratio", "CPU s", "ratio", "end, s", "GB")
+    print("".join(f"{head:>10}" for head in (*heads, "device GB")), flush=True)
     for clients in sizes:
         command = [sys.executable, *sys.argv, "--one", str(clients)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        base = base or found["round"]
-        print(
-            f"{clients:>10,}{found['start']:>10.1f}{found['round']:>12.2f}"
-            f"{found['round'] / base:>8.2f}{found['end']:>8.1f}{found['memory']:>8.2f}"
-            f"{found['device']:>11.2f}",
-            flush=True,
-        )
+        base = base or found
+        numbers = [found["start"]]
+        for name in ("round", "work"):
+            numbers += [found[name], found[name] / base[name]]
+        numbers += [found["end"], found["memory"], found["device"]]
+        print(f"{clients:>10,}" + "".join(f"{number:>10.2f}" for number in numbers), flush=True)
 
 
 def double_each() -> None:
