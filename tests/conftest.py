@@ -145,7 +145,7 @@ def trained_runs(tmp_path_factory):
 def unrehearsed(monkeypatch):
     """For methods that watch what is done with them, or lie: a rehearsal would be watched, too, or
     find them out. For networks that many runs share: it takes longer than a tiny run."""
-    monkeypatch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)
+    monkeypatch.setattr("fedmes.experiment.prepare.rehearse", lambda *_: None)
 
 
 @pytest.fixture

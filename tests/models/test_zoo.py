@@ -88,7 +88,7 @@ def test_any_module_trains_with_any_method_and_the_same_in_both_engines(
         certain = stacks and name not in BY_PROCESSOR
         made = prepared(tables, name, channels, method, "stacked" if certain else "loop")
         # one rehearsal of a module says as much as several
-        monkeypatch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)
+        monkeypatch.setattr("fedmes.experiment.prepare.rehearse", lambda *_: None)
         loop, scores = driven(made)
         start = made.federations[0].initial
         assert len(scores) == 4

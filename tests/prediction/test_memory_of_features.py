@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDMES_DATA", str(folder / "data"))
-        patch.setattr("fedmes.experiment.prepare._rehearse", lambda *_: None)
+        patch.setattr("fedmes.experiment.prepare.rehearse", lambda *_: None)
         for name, options in (
             ("images", {}),
             ("features", KEEP),

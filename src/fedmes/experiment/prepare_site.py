@@ -13,9 +13,9 @@ from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset, Normalisation
 from fedmes.engines.client_data import Federation
 from fedmes.errors import UserError
-from fedmes.experiment import pretrained
+from fedmes.experiment import prepare, pretrained
 from fedmes.experiment.features import few_rows, few_samples, for_network
-from fedmes.experiment.prepare import Prepared, rehearse, with_samples, work_of
+from fedmes.experiment.prepare import Prepared
 from fedmes.experiment.resolve import DataFacts, Make, first_net, makers, resolve
 from fedmes.scenario import custom
 from fedmes.scenario.plan import Plan
@@ -78,13 +78,13 @@ def _of_site(config: Config, given: Mapping[str, Make], source: Source, features
     few = few_samples(dataset, normalisation, rows)
     facts = DataFacts(config.clients, config.tasks, dataset.shape, agreed.class_counts, few)
     net = first_net(config, facts, given["model"])
-    facts, samples = with_samples(config, facts, net, dataset, given, rows, features)
+    facts, samples = prepare.with_samples(config, facts, net, dataset, given, rows, features)
     resolved, method, initial = resolve(config, facts, given, net)
     numbers = tuple(map(agreed.sites.index, names))
     capacities = resolved.capacities()
     if method.store == "none":
         capacities = [0] * len(agreed.sites)
-    work = work_of(resolved, method, facts.views)
+    work = prepare.work_of(resolved, method, facts.views)
     federations = []
     for stream, params in zip(streams, initial, strict=True):
         plans = []
@@ -92,7 +92,7 @@ def _of_site(config: Config, given: Mapping[str, Make], source: Source, features
             stored = capacities[k]
             plans.append(Plan(stream, column, stored, work, dataset.y, room=config.tasks))
         federations.append(Federation(stream, plans, params, normalisation, numbers))
-    rehearse(given, method, federations[0], source)
+    prepare.rehearse(given, method, federations[0], source)
     return Prepared(resolved, source, federations, method, samples)
 
 
