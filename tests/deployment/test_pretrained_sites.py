@@ -248,7 +248,7 @@ def test_a_server_cannot_name_the_file_that_a_site_opens(
     photographs, folders, tmp_path, monkeypatch
 ):
     settled = agreed(tmp_path, photographs)
-    for name in ("prepare_site", "_prepared"):
+    for name in ("prepare_site", "prepared_once"):
         monkeypatch.setattr(app, name, None)  # nothing is read before
     for about in ('data = "d"', "client = 0"):
         (folders[0] / "site.toml").write_text(f'name = "north"\n{about}\n')

@@ -44,8 +44,8 @@ def site_client(config: Config, s: int, node: NodeConfig) -> SiteClient | Node:
     if config.model.weights not in folders.NO_FILE:
         if "weights" not in about:
             raise UserError(
-                f"site {about['name']}: model.weights names a file, and which one is read at a site its "
-                'owner decides: add weights = "FILE" to its site.toml'
+                f"site {about['name']}: model.weights names a file, and which one is read at a "
+                'site its owner decides: add weights = "FILE" to its site.toml'
             )
         config = config.with_({"model.weights": about["weights"]})
     if "client" in about:

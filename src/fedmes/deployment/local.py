@@ -128,7 +128,7 @@ class Federation:
         arguments = site.supernode_arguments(
             self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority
         )
-        # One that is killed is started again until the SuperLink accepts it, which takes twenty seconds.
+        # One that is killed is started again until the SuperLink accepts it, within 20 seconds.
         command = private.command("flower-supernode", *arguments)
         self._keep(f"site{k}", command, restart=True)
 

@@ -30,6 +30,7 @@ ANOTHER = "begin another one, with another --out"
 LEARNED = "data.sha256"  # of the data that the sites had at the last run to its end
 
 Watcher = Callable[[Standing], None]
+Sites = dict[str, dict[str, Any]]  # what each has in its site.toml, by name
 
 
 def up(
@@ -38,31 +39,22 @@ def up(
     """Start a site per client, run the experiment on them, and always end every process. `nodes`:
     how many sites share the clients out instead.
 
-    Called again with the same directory, it resumes the run. If the data of sites has grown by then,
-    they learn what is new: tasks, classes, and sites that join or leave.
+    Called again with the same directory, it resumes the run. If the data of sites has grown by
+    then, they learn what is new: tasks, classes, and sites that join or leave.
     """
     config = config.with_({"engine.name": "flower"})
-    known: Prepared | Blueprint
-    data = ""  # the hash of custom data
-    if config.data.path is None:
-        known = prepare(config)
-        sites = {f"site{k}": {"client": k} for k in range(known.config.clients)}
-        directory = (out or run_dir.default_directory(known.config)).resolve()
-    else:
-        data = sha256_of(Path(config.data.path))
-        agreed, sites = sites_of_custom_data(config, Path(config.data.path))
-        directory = (out or run_dir.default_directory(sites_blueprint(agreed).config)).resolve()
-        known = continued(agreed.with_({"checkpoint.every": "round"}), directory)
+    data = "" if config.data.path is None else sha256_of(Path(config.data.path))
+    known, sites, directory = _asked(config, out)
     config = known.config
     held = sites if nodes is None else _shared_out(sites, nodes)
     _refuse_other_nodes(directory, held)
     changes = stale(directory, known.made_from, config)
-    learned = directory / "federation" / LEARNED
-    grown = data and learned.is_file() and learned.read_text() != data
+    folder = directory / "federation"
+    learned = folder / LEARNED
+    grown = learned.is_file() and learned.read_text() != data
     if run_dir.finished(directory, config) and not grown:
         refuse(directory, changes, ANOTHER)
         return run_dir.load(directory)
-    folder = directory / "federation"
     if folder.is_dir():  # an earlier start, which may have been killed
         with checkpoint.locked(folder):
             end_leftovers(folder)
@@ -90,7 +82,18 @@ def up(
     return run_dir.load(directory)
 
 
-def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, dict[str, Any]]]:
+def _asked(config: Config, out: Path | None) -> tuple[Prepared | Blueprint, Sites, Path]:
+    """What is to be run, on which sites, and in which directory."""
+    if config.data.path is None:
+        prepared = prepare(config)
+        sites: Sites = {f"site{k}": {"client": k} for k in range(prepared.config.clients)}
+        return prepared, sites, (out or run_dir.default_directory(prepared.config)).resolve()
+    agreed, sites = sites_of_custom_data(config, Path(config.data.path))
+    directory = (out or run_dir.default_directory(sites_blueprint(agreed).config)).resolve()
+    return continued(agreed.with_({"checkpoint.every": "round"}), directory), sites, directory
+
+
+def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, Sites]:
     """What the sites agree on, and each client's folder or table as a site's data."""
     if not data.is_dir():
         raise UserError(
@@ -110,7 +113,7 @@ def sites_of_custom_data(config: Config, data: Path) -> tuple[Config, dict[str, 
     return agreed, sites
 
 
-def _shared_out(sites: dict[str, dict[str, Any]], nodes: int) -> dict[str, dict[str, Any]]:
+def _shared_out(sites: Sites, nodes: int) -> Sites:
     """The contents of sites as those of fewer nodes."""
     if nodes > len(sites):
         raise UserError(f"nodes: {nodes} for {len(sites)} clients; each holds at least one")
@@ -145,9 +148,7 @@ def _of_many(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _places(
-    sites: Path, held: dict[str, dict[str, Any]], config: Config
-) -> tuple[list[Path], dict[str, str]]:
+def _places(sites: Path, held: Sites, config: Config) -> tuple[list[Path], dict[str, str]]:
     """The folders of all sites, and the key of each real client, by name."""
     policy = Policy.of_trial(config)
     weights = {}

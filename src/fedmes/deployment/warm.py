@@ -1,4 +1,4 @@
-"""A program: a process that has imported whatever a site's answer needs, and forks for each message.
+"""A program: it has imported whatever a site's answer needs, and forks for each message.
 
 Flower starts a process for every message, and importing torch takes that process seconds. A fork
 has it all at once, and begins as clean: nothing that one message leaves behind is there for the
