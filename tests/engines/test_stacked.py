@@ -13,6 +13,7 @@ from fedmes.engines import capacity
 from fedmes.engines.capacity import HEADROOM, activation_bytes, check, replicas_that_fit
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
+from fedmes.methods.fedstats import GRID
 from fedmes.methods.fedavg import FedAvg
 from helpers.engine_runs import (
     AWKWARD,
@@ -43,7 +44,8 @@ def test_weights_are_equal_after_a_round_in_float32(method):
     prepared = prepared_with({"method": method, "engine.precision": "float32", "optim.name": "sgd"})
     loop, stacked = engines(prepared)
     loop.round(0), stacked.round(0)
-    assert_equal_states(loop, stacked, 1e-5)
+    # A feature whose last bit differs may be rounded to the next point of the grid of FedStats.
+    assert_equal_states(loop, stacked, 8 * GRID if method == "fedstats" else 1e-5)
 
 
 @pytest.mark.slow
