@@ -13,8 +13,8 @@ from fedmes.engines import capacity
 from fedmes.engines.capacity import HEADROOM, activation_bytes, check, replicas_that_fit
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
-from fedmes.methods.fedstats import GRID
 from fedmes.methods.fedavg import FedAvg
+from fedmes.methods.fedstats import GRID
 from helpers.engine_runs import (
     AWKWARD,
     assert_equal_runs,
