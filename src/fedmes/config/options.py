@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -11,6 +10,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from fedmes.common import plugins
 from fedmes.config.data_options import Data, StreamOptions, Synthetic
+from fedmes.config.device import Device
 from fedmes.config.federation_options import Comm, Faults, FederationOptions, Privacy, Server
 from fedmes.config.method_options import (
     CcvrOptions,
@@ -30,9 +30,6 @@ from fedmes.config.method_options import (
 from fedmes.config.section import Count, Positive, Role, Section, option
 from fedmes.config.training_options import KNN, Eval, Memory, Model, Optim, Train
 from fedmes.errors import UserError
-
-DEVICE = r"auto|cpu|cuda(:\d+)?|mps"
-SEVERAL_DEVICES = r"(cpu|cuda:\d+)(,(cpu|cuda:\d+))+"
 
 
 class Engine(Section):
@@ -169,11 +166,10 @@ class Config(Section):
         metavar="S1,S2,...",
         role="data",
     )
-    device: str = option(
+    device: Device = option(
         "auto",
         "auto, cpu, cuda, cuda:N or mps. `auto` takes an NVIDIA GPU if there is one; `cuda:1` the "
-        "second of several. `cuda:0,cuda:1` shares the seeds out over both, with a process for "
-        "each.",
+        "second of several; `cuda:0,cuda:1` shares the seeds out, with a process for each.",
         flag="--device",
         metavar="NAME",
         role="engine",
@@ -226,13 +222,6 @@ class Config(Section):
         known = content.keys() - found.keys()
         return {key: content[key] for key in known} | {"custom": found}
 
-    @field_validator("device")
-    @classmethod
-    def _device(cls, value: str) -> str:
-        if re.fullmatch(f"{DEVICE}|{SEVERAL_DEVICES}", value) is None:
-            raise ValueError("must be auto, cpu, cuda, cuda:N or mps; or cuda:0,cuda:1,...")
-        return value
-
     @field_validator("seeds")
     @classmethod
     def _distinct(cls, seeds: list[int]) -> list[int]:
@@ -283,7 +272,7 @@ class Config(Section):
         return self.model_validate(content | {"method": name, "custom": own})
 
     def because(self, reason: str) -> Self:
-        """This configuration, whose method was chosen for a reason; empty: somebody asked for it."""
+        """This configuration, whose method was chosen for a reason; empty: it was asked for."""
         self._reason = reason
         return self
 

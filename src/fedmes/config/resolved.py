@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedmes.config.options import SEVERAL_DEVICES, Config, Engine
+from fedmes.config.device import SEVERAL_DEVICES
+from fedmes.config.options import Config, Engine
 from fedmes.config.training_options import Memory
 
 

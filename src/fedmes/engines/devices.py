@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
-from fedmes.config.options import DEVICE, Config
+from fedmes.config.device import DEVICE
+from fedmes.config.options import Config
 from fedmes.errors import UserError
 
 
