@@ -85,7 +85,7 @@ def test_a_benchmark_of_several_sources_runs(tmp_path, monkeypatch, engine):
         from fedmes.engines.stacked.batches import Batches
 
         rows = torch.from_numpy(plan.rows[:4])
-        stacked, _, _ = Batches(prepared.samples, prepared.federations, "seen").samples(
+        stacked, _, _ = Batches(prepared.samples, prepared.federations, prepared.config).samples(
             rows[None, None]
         )
         torch.testing.assert_close(stacked[0, 0], prepared.samples.take(rows, scale))

@@ -17,7 +17,7 @@ from fedmes.experiment.prepare import prepare
 from fedmes.results import growing_states
 from fedmes.results.growing_states import GrowingStates
 from fedmes.scenario import partition, plan, population
-from fedmes.scenario.plan import Bounds
+from fedmes.scenario.plans import Bounds
 from fedmes.scenario.stream import Stream
 from helpers.engine_runs import AWKWARD, assert_equal_runs
 

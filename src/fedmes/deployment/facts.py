@@ -27,7 +27,8 @@ from pydantic import (
 from fedmes import config as configuration
 from fedmes.common.files import replace_text
 from fedmes.common.text import listed
-from fedmes.config.options import Config, toml_text
+from fedmes.config.options import Config
+from fedmes.config.toml_text import toml_text
 from fedmes.data import tables
 from fedmes.data.custom import SeveralSizes
 from fedmes.data.dataset import FLOAT_PLACES, ChannelSums

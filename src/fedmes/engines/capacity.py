@@ -15,7 +15,7 @@ from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models.functional import Net
-from fedmes.scenario.plan import Bounds
+from fedmes.scenario.plans import Bounds
 from fedmes.tensors import cast, map_entries
 
 HEADROOM = 0.7  # the part of free memory that is planned with

@@ -44,7 +44,8 @@ from fedmes.models.functional import Net
 from fedmes.scenario import availability, custom
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.extend import followed_by, most_tasks
-from fedmes.scenario.plan import Plans, Work
+from fedmes.scenario.plan import Work
+from fedmes.scenario.plans import Plans
 from fedmes.scenario.source import Source
 from fedmes.scenario.stream import Stream, with_absences
 from fedmes.tensors import Tensors

@@ -67,11 +67,7 @@ def resolve(
     device = pick_device(config.device)
     name = model_name(config, facts.shape, facts.has_tokens)
     make_method, make_model = makers(config, given, name).values()
-    nets = [built or first_net(config, facts, make_model)]
-    for seed in config.seeds[1:]:
-        nets.append(_build_net(config, make_model, facts, seed, like=nets[0]))
-    if len({net.frozen_sha256 for net in nets}) > 1:
-        raise UserError(f"model {name}: frozen parameters must be the same for every seed")
+    nets = _nets(config, facts, make_model, name, built)
     if config.memory.keep == "features" and nets[0].front is None:
         raise UserError(
             f"memory.keep=features: model {name} has no frozen front whose outputs could be stored "
@@ -104,6 +100,18 @@ def resolve(
     if method.store == "all" and facts.samples is not None:
         decided |= _memory_for_all(facts.samples())
     return ResolvedConfig.of(config, decided), method, [net.initial for net in nets]
+
+
+def _nets(
+    config: Config, facts: DataFacts, make_model: Make, name: str, built: Net | None
+) -> list[Net]:
+    """The network of each seed."""
+    nets = [built or first_net(config, facts, make_model)]
+    for seed in config.seeds[1:]:
+        nets.append(_build_net(config, make_model, facts, seed, like=nets[0]))
+    if len({net.frozen_sha256 for net in nets}) > 1:
+        raise UserError(f"model {name}: frozen parameters must be the same for every seed")
+    return nets
 
 
 def makers(

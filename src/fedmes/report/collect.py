@@ -388,9 +388,7 @@ def value_text(value: Any) -> str:
 
 def _short(key: str) -> str:
     section, _, name = key.rpartition(".")
-    if key in ("memory.size", "model.name"):
-        return section
-    return name
+    return section if key in ("memory.size", "model.name") else name
 
 
 def count(number: int, noun: str) -> str:

@@ -41,7 +41,8 @@ def _spans(table: csv.DictReader[str], path: Path) -> Spans:
     spans: Spans = defaultdict(list)
     for row in table:
         try:
-            first, last = int(row["from_round"]), int(row["to_round"])
+            first = int(row["from_round"])
+            last = int(row["to_round"])
             if not 0 <= first <= last:
                 raise ValueError
         except (TypeError, ValueError):

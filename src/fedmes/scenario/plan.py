@@ -10,11 +10,9 @@ is the view v of sample i.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import compress
-from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +20,10 @@ from numpy.typing import NDArray
 from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.scenario.memory import POLICIES, Traits, admitted_per_task
-from fedmes.scenario.population import MANY
 from fedmes.scenario.stream import Client, Stream
 
 HOLD_BACK = 0.1  # the share of a task that is kept for tuning and never trained on
 NOTHING: Ints = np.zeros(0, np.int64)
-KEPT = 4 * MANY  # plans of a seed
 
 Bools = NDArray[np.bool_]
 
@@ -316,80 +312,6 @@ class OneRound(Plan):
 
     def round(self, g: int) -> Round | None:
         return self.only
-
-
-class Bounds(NamedTuple):
-    """The largest numbers that the plans of some clients have."""
-
-    samples: int  # of an epoch
-    steps: int  # of a round
-    batch: int
-    memory: int  # of a batch of the memory
-
-    @staticmethod
-    def of(plans: Iterable[Plan]) -> Bounds:
-        found = [(p.longest, p.most_steps, p.batch_width, p.memory_width) for p in plans]
-        return Bounds(*map(max, zip(*found, strict=True))) if found else Bounds(1, 1, 1, 0)
-
-    @staticmethod
-    def over(seeds: Iterable[Sequence[Plan]]) -> Bounds:
-        """Of all plans of several seeds; where they are very many, what none of them exceeds."""
-        bounds = []
-        for plans in seeds:
-            if isinstance(plans, Plans) and len(plans) > MANY:
-                bounds.append(plans.bounds())
-            else:
-                bounds.append(Bounds.of(plans))
-        return Bounds(*map(max, zip(*bounds, strict=True)))
-
-
-class Plans(Sequence[Plan]):
-    """The plans of a seed's clients, each made when it is asked for."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        capacities: Sequence[int],
-        work: Work,
-        labels: Ints | None = None,
-        others: Mapping[int, Work] | None = None,
-    ) -> None:
-        """`capacities`: the size of each client's memory; `others`: clients that work in another
-        way, such as attackers. For `labels` see `Plan`."""
-        self.stream = stream
-        self.capacities = capacities
-        self.work = work
-        self.labels = labels
-        self.others = others or {}
-        # a client that comes again after long is planned again, which takes less than its round
-        self._plan = lru_cache(maxsize=KEPT)(self._made)
-
-    def __len__(self) -> int:
-        return len(self.capacities)
-
-    @overload
-    def __getitem__(self, k: int) -> Plan: ...
-
-    @overload
-    def __getitem__(self, k: slice) -> list[Plan]: ...
-
-    def __getitem__(self, k: int | slice) -> Plan | list[Plan]:
-        if isinstance(k, slice):
-            return list(map(self._plan, range(len(self))[k]))
-        return self._plan(range(len(self))[k])
-
-    def _made(self, k: int) -> Plan:
-        work = self.others.get(k, self.work)
-        return Plan(self.stream, k, self.capacities[k], work, self.labels)
-
-    def bounds(self) -> Bounds:
-        """What no plan exceeds, without making them all."""
-        samples = self.stream.most_samples
-        if self.work.epoch_over == "seen":
-            samples *= self.stream.tasks
-        batch = min(self.work.batch, samples)
-        memory = min(self.work.memory_batch, max(self.capacities))
-        return Bounds(samples, self.work.epochs * -(-samples // self.work.batch), batch, memory)
 
 
 def next_class(mine: Bools) -> Ints:

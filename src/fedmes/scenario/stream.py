@@ -12,17 +12,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmes.common import keyed_random, limits
+from fedmes.common import keyed_random
 from fedmes.common.keyed_random import Ints
 from fedmes.errors import UserError
 from fedmes.scenario.population import Population
+from fedmes.scenario.schedule import schedule
 
 FORMAT = "fedmes-stream-1"
 MOST_CLASSES = 1_000_000  # that a file is believed to have
@@ -324,34 +324,6 @@ def _check_task(task: Task, where: str, classes: int) -> None:
             raise ValueError(f"{where}: no training or no test images")
         if rows.min() < 0:
             raise ValueError(f"{where}: a negative row")
-
-
-def schedule(
-    task_counts: Sequence[int],
-    rounds: int,
-    arrival: str,
-    seed: int,
-    before: Sequence[int] | None = None,
-) -> Ints:
-    """position[round, client]: `rounds` rounds for each task.
-
-    In lock step all clients begin a task in the same round; staggered, each waits a random number
-    of rounds, up to `rounds`, before each of its tasks. `before`: the number of tasks that each
-    client has had already.
-    """
-    limits.check_schedule(len(task_counts), max(task_counts) * rounds)
-    columns = []
-    for k, (start, count) in enumerate(zip(before or repeat(0), task_counts, strict=False)):
-        column: list[int] = []
-        for t in range(start, start + count):
-            if arrival == "staggered":
-                column += [-1] * keyed_random.integer(0, rounds, seed, "arrival", k, t)
-            column += [t] * rounds
-        columns.append(column)
-    position = np.full((max(map(len, columns)), len(columns)), -1, np.int64)
-    for k, column in enumerate(columns):
-        position[: len(column), k] = column
-    return position
 
 
 def assemble(

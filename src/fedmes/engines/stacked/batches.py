@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
+from fedmes.config.options import Config
 from fedmes.config.training_options import Optim
 from fedmes.engines.client_data import Federation, Samples
 from fedmes.methods.base import Batch, ClientContext
@@ -68,16 +69,15 @@ class Batches:
         self,
         samples: Samples,
         federations: Sequence[Federation],
-        scope: str,
-        wrong_labels: bool = False,
+        config: Config,
     ) -> None:
-        """`scope`: train.scope; `wrong_labels`: do attackers learn them?"""
         self.data = samples
         self.device = samples.device
-        self.scope = scope
+        self.scope = config.train.scope
         scales = [samples.scale(f.normalisation) for f in federations]
         self.offset, self.divisor = map(torch.stack, zip(*scales, strict=True))
-        self.wrong_labels = wrong_labels
+        faults = config.faults
+        self.wrong_labels = faults.attackers > 0 and faults.attack == "label-flip"
         # [seed, seat, task, class], where they are needed
         self.blocks_so_far: Tensor | None = None
         self.number = federations[0].number

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,21 +41,12 @@ from fedmes.engines.stacked.seats import Fetched, Seats
 from fedmes.engines.stacked.settlement import Settlement
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
+from fedmes.engines.stacked.wave import WavePlan, column, rows_of
 from fedmes.errors import first_line
 from fedmes.methods.base import Method
 from fedmes.results.status import Site
 from fedmes.scenario.plan import Plan, Round
 from fedmes.tensors import Tensors, added, grown, map_entries, pick, put, widened
-
-
-class WavePlan(NamedTuple):
-    """What happens in a round to the clients that are on the device together."""
-
-    members: Grid  # their numbers
-    plans: Grid
-    works: Grid  # each client's part; None: it sits out
-    lanes: list[LanePlan]
-    fetched: Fetched | None  # what is kept of them; None: they are there
 
 
 class StackedEngine:
@@ -78,9 +69,7 @@ class StackedEngine:
         self.samples = samples
         self.device = samples.device
         self.federations = list(federations)
-        faults = method.config.faults
-        wrong = faults.attackers > 0 and faults.attack == "label-flip"
-        self.batches = Batches(samples, federations, method.config.train.scope, wrong)
+        self.batches = Batches(samples, federations, method.config)
         self.seeds = len(self.federations)
         self.clients = len(self.federations[0].plans)
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
@@ -152,7 +141,7 @@ class StackedEngine:
                 finished = self._finish()
                 self._settlement.add(_votes(finished), finished["client"])
                 numbers = self._fetched(pick(finished, "number") | received)
-            rows += _rows(plan, numbers)
+            rows += rows_of(plan, numbers)
         if count > 1:
             codes = self._settlement.of_waves()
             rows = [replace(row, reason=REJECTIONS[codes[row.seed, row.client]]) for row in rows]
@@ -189,8 +178,8 @@ class StackedEngine:
         self._merge(new, active)
         each_round, first_round = self.method.sent_down(self.server)
         return {
-            "each": _column(wire.size(each_round, 1)),
-            "first": _column(wire.size(first_round, 1)),
+            "each": column(wire.size(each_round, 1)),
+            "first": column(wire.size(first_round, 1)),
         }
 
     def _end_round(self) -> Tensors:
@@ -392,31 +381,6 @@ def _votes(finished: Tensors) -> Votes:
     return Votes(pick(finished, "upload"), finished["active"], finished["samples"])
 
 
-def _rows(plan: WavePlan, numbers: dict[str, NDArray[Any]]) -> list[RoundRow]:
-    """What the clients of a wave did; `numbers`: of each [seed, seat]."""
-    rows = []
-    for s, clients in enumerate(plan.members):
-        for i, k in enumerate(clients):
-            if (work := plan.works[s][i]) is not None:
-                mine = {name: column[s, i].item() for name, column in numbers.items()}
-                rows.append(_row(s, k, work, mine))
-    return rows
-
-
-def _row(s: int, k: int, work: Round, numbers: dict[str, float]) -> RoundRow:
-    return RoundRow(
-        seed=s,
-        client=k,
-        position=work.position,
-        index=work.index,
-        report=pick(numbers, "report"),
-        up_bytes=int(numbers["up"]),
-        down_bytes=int(numbers["each"] + work.first * numbers["first"]),
-        seconds=0.0,
-        reason=REJECTIONS[int(numbers.get("verdict", 0))],
-    )
-
-
 def _last_round(plan: Plan, ended: int | None) -> Round | None:
     if ended is None:
         return None
@@ -436,10 +400,3 @@ def _copy(into: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> Non
 def _where(flags: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """The new values where a flag of the first axes is set, elsewhere the old."""
     return torch.where(widened(flags, new), new, old)
-
-
-def _column(sizes: Tensor) -> Tensor:
-    """One number per seed, or one for all, to broadcast against numbers of [seed, client]."""
-    if sizes.ndim == 0:
-        return sizes
-    return sizes[:, None]

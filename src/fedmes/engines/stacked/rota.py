@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -12,7 +13,8 @@ from fedmes.common.keyed_random import Ints
 from fedmes.engines.capacity import wanted_together
 from fedmes.engines.client_data import Federation
 from fedmes.engines.stacked.batches import Grid
-from fedmes.scenario.plan import Bounds, Plan
+from fedmes.scenario.plan import Plan
+from fedmes.scenario.plans import Bounds
 from fedmes.scenario.population import FEW, MANY
 
 NOBODY = -1  # on a seat that is left empty
@@ -58,7 +60,7 @@ class Rota:
         return self.all_plans[seed][max(client, 0)]
 
     def plans(self, wave: Grid) -> Grid:
-        return [[self.plan(s, k) for k in row] for s, row in enumerate(wave)]
+        return [list(map(partial(self.plan, s), row)) for s, row in enumerate(wave)]
 
     def survey(self) -> Survey:
         """Of all waves; with very many clients, of the first rounds."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class Seats:
         self.numbers = torch.empty_like(seat)  # of the clients; of nobody, one more than the last
         self._number()
         methods = (method, *evaluated)
-        self.lasting = [name for name in state if any(m.outlives_round(name) for m in methods)]
+        self.lasting = list(filter(partial(_lasts, methods), state))
         like = {name: state[name][0, 0] for name in self.lasting}
         self.store = ClientStore(like, pin=batches.device.type == "cuda")
 
@@ -178,3 +179,8 @@ class Seats:
 
 def _keys(wave: Grid) -> list[Key]:
     return [(s, k) for s, row in enumerate(wave) for k in row]
+
+
+def _lasts(methods: Sequence[Method], name: str) -> bool:
+    """Does any of the methods need an entry of the state after the round?"""
+    return any(method.outlives_round(name) for method in methods)

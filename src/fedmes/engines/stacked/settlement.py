@@ -104,7 +104,8 @@ class Settlement:
 
     def _one_after_the_other(self) -> Tensor:
         method = self.method
-        sent, samples = (_joined([w.votes[i] for w in self.waves]) for i in (1, 2))
+        sent = _joined([wave.votes[1] for wave in self.waves])
+        samples = _joined([wave.votes[2] for wave in self.waves])
         found = [wave.distances for wave in self.waves if wave.distances is not None]
         every = server.Distances(*map(_joined, zip(*found, strict=True)))
         verdict = vmap(server.screened)(every, sent)
@@ -156,7 +157,7 @@ def _on(like: Tensor) -> Callable[[Tensor], Tensor]:
 def _joined(parts: Sequence[Any]) -> Any:
     """Tensors, or dictionaries of them, of several waves as one."""
     if isinstance(parts[0], dict):
-        return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
+        return {name: _joined(list(map(itemgetter(name), parts))) for name in parts[0]}
     return torch.cat(list(parts), dim=1)
 
 
