@@ -41,7 +41,7 @@ from fedmes.engines.stacked.seats import Fetched, Seats
 from fedmes.engines.stacked.settlement import Settlement
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
-from fedmes.engines.stacked.wave import WavePlan, column, rows_of
+from fedmes.engines.stacked.wave import WavePlan, beside_clients, rows_of
 from fedmes.errors import first_line
 from fedmes.methods.base import Method
 from fedmes.results.status import Site
@@ -178,8 +178,8 @@ class StackedEngine:
         self._merge(new, active)
         each_round, first_round = self.method.sent_down(self.server)
         return {
-            "each": column(wire.size(each_round, 1)),
-            "first": column(wire.size(first_round, 1)),
+            "each": beside_clients(wire.size(each_round, 1)),
+            "first": beside_clients(wire.size(first_round, 1)),
         }
 
     def _end_round(self) -> Tensors:

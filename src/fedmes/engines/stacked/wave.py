@@ -51,7 +51,7 @@ def _row(s: int, k: int, work: Round, numbers: dict[str, float]) -> RoundRow:
     )
 
 
-def column(sizes: Tensor) -> Tensor:
+def beside_clients(sizes: Tensor) -> Tensor:
     """One number per seed, or one for all, to broadcast against numbers of [seed, client]."""
     if sizes.ndim == 0:
         return sizes
