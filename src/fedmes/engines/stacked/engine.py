@@ -235,7 +235,7 @@ class StackedEngine:
         width = self._measured.rows.shape[-1]
         for piece in self.batches.pieces(plan.plans, samples, width):
             _copy(self._measured, piece)
-            total = added(total, _cloned(self._measure_some()))
+            total = added(total, map_entries(torch.clone, self._measure_some()))
         for name, value in total.items():
             self.sums.setdefault(name, torch.empty_like(value)).copy_(value)
 
@@ -385,10 +385,6 @@ def _last_round(plan: Plan, ended: int | None) -> Round | None:
     if ended is None:
         return None
     return plan.last_round(ended)
-
-
-def _cloned(tensors: Tensors) -> Tensors:
-    return map_entries(torch.clone, tensors)
 
 
 def _copy(into: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> None:
