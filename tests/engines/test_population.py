@@ -16,7 +16,7 @@ from fedmes.engines.stacked.store import ClientStore
 from fedmes.experiment.prepare import prepare
 from fedmes.results import growing_states
 from fedmes.results.growing_states import GrowingStates
-from fedmes.scenario import partition, plan, population
+from fedmes.scenario import partition, plans, population
 from fedmes.scenario.plans import Bounds
 from fedmes.scenario.stream import Stream
 from helpers.engine_runs import AWKWARD, assert_equal_runs
@@ -26,7 +26,7 @@ FEW_OF_MANY = AWKWARD | {"clients": 9, "memory": 6, "tasks": 2, "rounds": 3, "se
 
 
 def five_are_many(monkeypatch):
-    for module in (population, partition, plan, client_data, loop, server):
+    for module in (population, partition, plans, client_data, loop, server):
         monkeypatch.setattr(module, "MANY", 5)
     monkeypatch.setattr("fedmes.engines.stacked.rota.MANY", 2)
     monkeypatch.setattr("fedmes.engines.stacked.rota.FEW", 2)
