@@ -77,6 +77,8 @@ def test_two_devices_are_as_one_and_a_lost_one_loses_nothing(tmp_path):
 def test_what_cannot_be_shared_out():
     with pytest.raises(UserError, match="2 devices for 1 seeds"):
         runner.local_engine(prepared("cpu,cpu", seeds=[0]))
+    with pytest.raises(UserError, match="clients that come and go"):
+        runner.local_engine(prepared("cpu,cpu", **{"server.cohort": 1}))
     with pytest.raises(UserError, match="several need the stacked engine, and this run has loop"):
         prepared("cpu,cpu", **{"engine.name": "loop"})
     for names in ("cpu,", "cpu,auto", "cuda,cuda", "cpu;cpu"):

@@ -25,6 +25,7 @@ import torch
 
 from fedmes.config.options import Config
 from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.capacity import wanted_together
 from fedmes.engines.devices import devices_of, numerics
 from fedmes.errors import UserError
 from fedmes.experiment.prepare import Prepared, prepare
@@ -51,6 +52,12 @@ class SharedSeeds:
             )
         if prepared.protocols:
             raise UserError("device: further evaluation protocols need one device")
+        together = (config.engine.stack or seeds * config.clients) // seeds
+        if min(together, wanted_together(prepared.federations)) < config.clients:
+            raise UserError(
+                "device: clients that come and go (server.cohort, server.fraction, engine.stack) "
+                "need one device"
+            )
         self.compile_seconds = 0.0
         self.sites_left_out: Mapping[str, str] = {}
         # of each device: the indices of its seeds
