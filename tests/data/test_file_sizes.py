@@ -140,7 +140,8 @@ def test_a_split_file_with_impossible_classes_is_left_out_of_a_report(label, tmp
     content = json.dumps({"clients": [{"name": "a", "tasks": [task]}]})
     (tmp_path / "seed0").mkdir()
     (tmp_path / "seed0/split.json").write_text(content.replace('"LABEL"', label))
-    group = SimpleNamespace(seeds=[0], runs=[SimpleNamespace(directory=tmp_path)])
+    one = SimpleNamespace(clients=1)
+    group = SimpleNamespace(seeds=[0], runs=[SimpleNamespace(directory=tmp_path, config=one)])
     assert clients.streams(group) == [None]
     (tmp_path / "seed0/split.json").write_text(content.replace('"LABEL"', "3"))
     assert clients.streams(group)[0]["clients"][0]["tasks"][0]["classes"] == [3]
