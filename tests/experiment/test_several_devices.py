@@ -46,17 +46,20 @@ def same(one, other):
 
 @pytest.mark.slow
 def test_two_devices_are_as_one_and_a_lost_one_loses_nothing(tmp_path):
-    """One of two is killed after the first round, and both go on from the checkpoint."""
+    """One of two is killed after the second round, and both go on from the first one's
+    checkpoint."""
     want = runner.execute(prepared("cpu"), tmp_path / "one")
     two = tmp_path / "two"
-    made, local = [], runner.local_engine
+    made, seen, local = [], [], runner.local_engine
 
     def kept(prepared):
         made.append(local(prepared))
         return made[-1]
 
     def kill(progress):
-        os.kill(made[0].processes[1].process.pid, signal.SIGKILL)
+        seen.append(progress)
+        if len(seen) == 2:
+            os.kill(made[0].processes[1].process.pid, signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "local_engine", kept)

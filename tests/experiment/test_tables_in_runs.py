@@ -197,4 +197,4 @@ def test_a_folder_of_tables_becomes_sites(tmp_path):
     options = SHORT | {"data": str(tmp_path / "sites"), "engine.name": "flower"}
     known, sites = sites_of_custom_data(config.load(None, options), tmp_path / "sites")
     assert sites["north"] == {"data": str(tmp_path / "sites/north.csv")}
-    assert known.config.federation.columns == ["force", "wear", "metal=brass", "metal=steel"]
+    assert known.federation.columns == ["force", "wear", "metal=brass", "metal=steel"]

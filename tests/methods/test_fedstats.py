@@ -82,9 +82,9 @@ def test_a_client_can_be_taken_out_again_exactly():
     run = trained()
     left = {n: t - pick(run.clients[0][1], "own")[n] for n, t in run.server_state(0).items()}
     without = engine()
-    plan = without.federations[0].plans[1]
-    plan.active[:] = False
-    for g in range(len(plan.position)):
+    stream = without.federations[0].stream
+    stream.takes_part[:, 1] = False
+    for g in range(len(stream.position)):
         without.round(g)
     same(left, without.server_state(0))
     assert left["n"].sum() < run.server_state(0)["n"].sum()
