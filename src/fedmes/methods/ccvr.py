@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedmes.config.method_options import CcvrOptions
 from fedmes.errors import UserError
-from fedmes.methods.base import Batch, ClientContext
+from fedmes.methods.base import Batch
+from fedmes.methods.class_sums import ClassSums
 from fedmes.methods.dp_sgd import simulated_noise
-from fedmes.methods.fedavg import FedAvg
 from fedmes.methods.losses import scoped
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, pick, put, widened
@@ -24,7 +24,7 @@ MOMENTUM = 0.9
 ROUNDING = 1e-6  # a variance that is a smaller share of the mean square is none
 
 
-class CCVR(FedAvg):
+class CCVR(ClassSums):
     """Classifier calibration with virtual representations, under FedAvg.
 
     Clients send, per class, how many samples they have and the sums of their features and of
@@ -35,14 +35,12 @@ class CCVR(FedAvg):
     """
 
     Options = CcvrOptions
-    sample_gradients = None  # sums of features leave the client
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.classes, self.width = net.initial["head.weight"].shape
         if net.widths["embedding"] != self.width:
             raise UserError("knn.features: ccvr calibrates a head, which takes `fc`")
-        self.measure = self.class_sums
 
     def class_sums(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
         """Per class, by the received model: samples, their features and their squares."""
@@ -55,9 +53,6 @@ class CCVR(FedAvg):
         zeros = torch.zeros_like(params["head.weight"])
         return {"n": zeros[:, 0], "s": zeros, "q": zeros}
 
-    def server(self, params: Tensors) -> Tensors:
-        return super().server(params) | put("class", self.no_sums(params))
-
     def aggregate(
         self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor
     ) -> Tensors:
@@ -67,19 +62,6 @@ class CCVR(FedAvg):
         for name in ("class.n", "class.s", "class.q"):
             new[name] = torch.where(widened(fresh, new[name]), new[name], server[name])
         return new
-
-    def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
-        return super().init(params, ctx) | put("class", self.no_sums(params))
-
-    def begin_round(
-        self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
-    ) -> Tensors:
-        # divided by the client's samples: the server's mean is then that over all samples
-        own = {name: t / ctx.samples for name, t in sums.items()}
-        return super().begin_round(state, broadcast, sums, ctx) | put("class", own)
-
-    def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
-        return super().upload(state, ctx) | put("class", pick(state, "class"))
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
         predictor = super().build_predictor(state, broadcast, store)

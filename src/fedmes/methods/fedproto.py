@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from fedmes.config.method_options import FedprotoOptions
 from fedmes.methods.base import Batch, ClientContext
-from fedmes.methods.fedavg import FedAvg
+from fedmes.methods.class_sums import ClassSums
 from fedmes.methods.losses import cross_entropy
-from fedmes.models.functional import Net
-from fedmes.tensors import Tensors, pick, put
-
-if TYPE_CHECKING:
-    from fedmes.config.options import Config
+from fedmes.tensors import Tensors, pick
 
 
-class FedProto(FedAvg):
+class FedProto(ClassSums):
     """Features are drawn towards the prototype of their class: its mean over all clients.
 
     "FedProto: Federated Prototype Learning across Heterogeneous Clients", Tan et al., 2022. The
     paper sends prototypes alone; here, as in comparisons of federated continual learning, the model
-    is averaged too. Prototypes are measured with the received model. The server's mean of sums and
-    of counts, each divided by the client's samples, is that over all samples.
+    is averaged too.
     """
 
     Options = FedprotoOptions
-    sample_gradients = None  # prototypes leave the client
-
-    def __init__(self, net: Net, config: Config) -> None:
-        super().__init__(net, config)
-        self.measure = self.class_sums
 
     def class_sums(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
         """Samples of each class [C] and their features [C, D], added up."""
@@ -45,18 +33,6 @@ class FedProto(FedAvg):
         like = next(iter(params.values()))
         n = like.new_zeros(self.net.classes)
         return {"n": n, "s": like.new_zeros(self.net.classes, self.net.widths["embedding"])}
-
-    def server(self, params: Tensors) -> Tensors:
-        return super().server(params) | put("class", self.no_sums(params))
-
-    def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
-        return super().init(params, ctx) | put("class", self.no_sums(params))
-
-    def begin_round(
-        self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
-    ) -> Tensors:
-        own = {name: t / ctx.samples for name, t in sums.items()}
-        return super().begin_round(state, broadcast, sums, ctx) | put("class", own)
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
@@ -73,6 +49,3 @@ class FedProto(FedAvg):
 
         g, value = self.net.gradient(loss, pick(state, "w"))
         return self.descend(state, g, value, ctx)
-
-    def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
-        return super().upload(state, ctx) | put("class", pick(state, "class"))
