@@ -7,18 +7,13 @@ import pytest
 import torch
 
 import fedmes
-from fedmes import config
-from fedmes.experiment.prepare import prepare
-from helpers.engine_runs import AWKWARD, assert_equal_states, engines, prepared_with
+from helpers.engine_runs import assert_equal_states, engines, prepared_with
 
 
 @pytest.mark.slow
 def test_compiled_equals_plain():
-    """torch.compile on this machine's compiler; the same numbers to rounding. The smallest network
-    and optimizer, for compiling takes its time: see `test_a_compiler_sees_one_graph` for others."""
-    small = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
-    small |= {"clients": 2, "memory": [0, 20], "tasks": 2, "model": "linear", "optim.name": "sgd"}
-    prepared = prepare(config.load(None, small))
+    """torch.compile on this machine's compiler; the same numbers to rounding."""
+    prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 2, "model.width": 6})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         loop, stacked = engines(prepared, compiled=True)

@@ -30,7 +30,7 @@ def trained(tmp_path_factory):
     for model, make in FILES.items():
         folder = tmp_path_factory.mktemp(model)
         options = SHORT | {"data": str(make(folder)), "engine.name": "loop"}
-        options |= {"rounds": 4, "epochs": 8, "model.width": 16, "optim.lr": 0.01}
+        options |= {"rounds": 6, "epochs": 10, "model.width": 16, "optim.lr": 0.01}
         result = runner.execute(prepare(config.load(None, options)), folder / "run")
         assert result.config.model.name == model
         places[model] = folder
@@ -67,7 +67,7 @@ def test_a_client_predicts_from_the_file_it_was_trained_on(trained, model):
     labels = [prediction.label for _, prediction in predict_files(client, [file])]
     right = [said == row[2] for said, row in zip(labels, rows(), strict=True)]
     found = evaluate(client, file)
-    assert found.samples == 80 and found.accuracy() == np.mean(right) > 0.5  # of four classes
+    assert found.samples == 80 and found.accuracy() == np.mean(right) > 0.7
     samples = client.samples(file)
     inside = client.standalone()(as_input(samples, client)).numpy()
     np.testing.assert_allclose(inside, client.predict(samples).probabilities, atol=1e-6)
