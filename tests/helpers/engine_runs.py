@@ -16,7 +16,7 @@ from fedmes.scenario.plan import Plan
 # Unequal clients: one without a memory, one whose memory is always full, dropout, two seeds, two to
 # four classes.
 AWKWARD = {
-    "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 1, "batch": 11, "seeds": [0, 5],
+    "benchmark": "synthetic", "clients": 4, "tasks": 3, "rounds": 2, "epochs": 2, "batch": 11, "seeds": [0, 5],
     "memory": [0, 3, 9, 60], "memory.per_task": 5, "memory.batch": 6, "model": "mlp", "model.width": 12,
     "model.dropout": 0.3, "synthetic.classes": 4, "synthetic.train": 60, "synthetic.test": 9, "stream.frac": 5,
     "engine.precision": "float64",
