@@ -8,12 +8,9 @@ products run at full speed on one core, and lanes need not wait for each other.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import itemgetter
-from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,27 +183,15 @@ class Lane:
     def compile(self) -> None:
         """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. The
         slots are still empty."""
-        self.step()  # fills in `changed`, which a compiled step does not
-        # float32 is meant where it is asked for
-        warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
-        cuda = self.clock.device.type == "cuda"
-        # C++ around the kernels releases Python's lock, so that lanes on a CPU run in parallel.
-        options: dict[str, Any] = {"cpp_wrapper": True}
-        if cuda:
-            options = _repeatable()
-        # Not on a CPU: what torch counts for `fullgraph` is one number for all threads, and lanes
-        # that step at the same time would spoil it for each other.
-        step: Callable[[], object] = torch.compile(
-            with_own_code(self.step), fullgraph=cuda, dynamic=False, options=options
-        )
-        kernels: AbstractContextManager[None] = nullcontext()
-        if cuda and self.method.net.compute is torch.bfloat16:
-            kernels = _own_kernels()
-        with kernels:
-            for _ in range(3):
-                self.clock.zero_()
-                step()
-        if cuda:
+        from fedmes.engines.stacked import compiling  # takes a second, with torch's compiler
+
+        device = self.clock.device
+        own_kernels = self.method.net.compute is torch.bfloat16
+        step = compiling.compiled(self.step, device, own_kernels)
+        for _ in range(2):  # libraries set themselves up, which cannot be recorded
+            self.clock.zero_()
+            step()
+        if device.type == "cuda":
             step = self._recorded(step)
         self.advance = step
 
@@ -282,34 +267,6 @@ class Lane:
 def _slots(widths: Widths, t: Tensor) -> Tensor:
     """Room for an entry of the clients in each slot."""
     return torch.zeros(widths.seeds, widths.slots, *t.shape[2:], dtype=t.dtype, device=t.device)
-
-
-def with_own_code(method: Callable[[], None]) -> Callable[[], None]:
-    """A bound method with a copy of its code object. torch counts recompilations by code object,
-    and every lane has its own shapes."""
-    bound: Any = method
-    function = bound.__func__
-    code = function.__code__.replace()
-    copied = FunctionType(code, function.__globals__, closure=function.__closure__)
-    return MethodType(copied, bound.__self__)
-
-
-def _repeatable() -> dict[str, Any]:
-    """Compiler options for kernels that repeat (devices.py). By default the compiler takes the
-    variant of a kernel that wins a race, and the winner decides how sums are rounded."""
-    from torch._inductor import config
-
-    if torch.backends.cudnn.deterministic and hasattr(config, "deterministic"):
-        return {"deterministic": True}
-    return {}
-
-
-def _own_kernels() -> AbstractContextManager[None]:
-    try:
-        from fedmes.engines.stacked.grouped_conv import all_groups_at_once
-    except ImportError:  # no Triton
-        return nullcontext()
-    return all_groups_at_once()
 
 
 def _copy(into: list[list[Tensor]], values: list[list[Tensor]]) -> None:

@@ -1,0 +1,72 @@
+"""A lane's step, compiled.
+
+`torch.compile` reads a step's bytecode before it sees an operator, anew in every process. Here the
+operators are written down while the step runs on tensors without values, and Inductor compiles the
+list. It finds the result in its cache if it has compiled the same one before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch._inductor
+from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fedmes.engines.stacked.grouped_conv import GroupedConvolutions
+
+
+def compiled(
+    step: Callable[[], None], device: torch.device, own_kernels: bool
+) -> Callable[[], object]:
+    """The same step as a sequence of compiled kernels. All tensors that it reads and writes must
+    keep their place."""
+    # float32 is meant where it is asked for
+    warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
+    graph = make_fx(lambda: step(), tracing_mode="fake", _allow_non_fake_inputs=True)()
+    tensors = _as_inputs(graph, device)
+    # the cache is for graphs that were traced in such a context
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        function = torch._inductor.compile(graph, [*tensors], options=_options(device, own_kernels))
+    return lambda: function(*tensors)
+
+
+def _as_inputs(module: fx.GraphModule, device: torch.device) -> list[Tensor]:
+    """The device's tensors that a graph holds become its inputs, because the compiler takes what a
+    graph holds for constants."""
+    graph = module.graph
+    places: dict[Tensor, fx.Node] = {}
+    held = [node for node in graph.nodes if node.op == "get_attr"]
+    first = next(node for node in graph.nodes if node.op != "get_attr")
+    for node in held:
+        value = getattr(module, str(node.target))
+        if not isinstance(value, Tensor) or value.device.type != device.type:
+            continue
+        if value not in places:
+            with graph.inserting_before(first):
+                places[value] = graph.placeholder(f"tensor_{len(places)}")
+        node.replace_all_uses_with(places[value])
+        graph.erase_node(node)
+    module.recompile()
+    return list(places)
+
+
+def _options(device: torch.device, own_kernels: bool) -> dict[str, Any]:
+    if device.type != "cuda":
+        # C++ around the kernels releases Python's lock, so that lanes on a CPU run in parallel
+        return {"cpp_wrapper": True}
+    options: dict[str, Any] = {}
+    if torch.backends.cudnn.deterministic and hasattr(torch._inductor.config, "deterministic"):
+        # Kernels that repeat (devices.py). By default the compiler takes the variant of a kernel
+        # that wins a race, and the winner decides how sums are rounded.
+        options["deterministic"] = True
+    if own_kernels and find_spec("triton") is not None:
+        options["post_grad_custom_pre_pass"] = GroupedConvolutions()
+    return options
