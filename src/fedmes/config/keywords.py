@@ -163,6 +163,7 @@ class FedstatsKeys(TypedDict, total=False):
     head: Literal["lda", "ridge", "mean"]
     prior: float
     own: float | Literal["tuned"]
+    adapt: int
 
 
 class KnnperKeys(TypedDict, total=False):

@@ -174,6 +174,11 @@ class FedstatsOptions(MethodOptions):
         "own alone. `tuned`: what does best on the client's memory, whose samples are taken out of "
         "the sums for it.",
     )
+    adapt: Annotated[int, Field(ge=0)] = option(
+        0,
+        "so many rounds at the start train the network and average it, before its body is fixed "
+        "and sums are collected. For a pretrained one with `model.train=adapters`.",
+    )
 
 
 class FedweitOptions(MethodOptions):

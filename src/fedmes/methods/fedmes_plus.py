@@ -11,16 +11,15 @@ from torch.func import vmap
 from fedmes.config.method_options import FedmesplusOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.dp_sgd import SECOND
+from fedmes.methods.fedavg import FROM_TASK
 from fedmes.methods.losses import cross_entropy, distillation
 from fedmes.methods.teacher import Taught
-from fedmes.models.augmentation import kind_for, moved
-from fedmes.models.dropout import DROPOUT_OFF, hashed_uniforms
+from fedmes.models.augmentation import kind_for
+from fedmes.models.dropout import DROPOUT_OFF
 from fedmes.tensors import Tensors, at, pick, put
 
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
-# added to a key, from which dropout draws too
-FROM_TASK = 1 << 52
-FROM_MEMORY = 1 << 53
+FROM_MEMORY = 1 << 53  # added to a key, like FROM_TASK
 
 
 class FedMeSPlus(Taught):
@@ -83,14 +82,6 @@ class FedMeSPlus(Taught):
         g, loss = self.mean_gradient(learned, w, batch, key, beside=(taught,))
         gm, loss_of_memory = self.mean_gradient(replayed, w, mem, None, noise=key + SECOND)
         return {name: g[name] + gm[name] for name in g}, loss + loss_of_memory
-
-    def shown(self, x: Tensor, key: Tensor) -> Tensor:
-        """Samples as a step sees them: images move a little each time."""
-        kind = self.augmentation(tuple(x.shape[1:]))
-        if kind == "none" or self.net.takes_features:
-            return x
-        # a sample's numbers do not depend on the samples after it
-        return moved(x, hashed_uniforms(key, (len(x), 3)), kind == "flip")
 
     def augmentation(self, shape: tuple[int, ...]) -> str:
         return kind_for(self.options.augment, shape)
