@@ -152,7 +152,7 @@ FedmesKeys = TypedDict(
 class FedmesplusKeys(TypedDict, total=False):
     """FedMeS+."""
 
-    balance: float
+    balance: float | None
     teach: float
     augment: Literal["none", "shift", "flip"] | None
 

@@ -70,10 +70,12 @@ class KnnperOptions(MethodOptions):
 class FedmesplusOptions(MethodOptions):
     """FedMeS+."""
 
-    balance: NotNegative = option(
-        2.0,
+    balance: NotNegative | None = option(
+        None,
         "how much the softmax compensates for class frequencies. `0`: not at all, plain replay; "
-        "above 1, earlier classes are preferred.",
+        "above 1, earlier classes are preferred. Default: 3 for networks from scratch that learn a "
+        "task for 100 epochs or more, which learn the memory by heart; else 2.",
+        unset="by training",
     )
     teach: NotNegative = option(
         1.0,
