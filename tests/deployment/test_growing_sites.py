@@ -114,6 +114,23 @@ def kill_in_its_round(grid, k):
     grid.starts = lambda node: 1 + (node == k and len(lost))
 
 
+@pytest.mark.slow
+def test_sites_and_classes_that_come_later_take_an_adapted_body_as_it_is(folders, tmp_path):
+    """FedStats with a body that the first round has trained, and with sums that nobody sees
+    singly."""
+    more = {"fedstats.adapt": 1, "rounds": 3, "privacy.secure_aggregation": True}
+    states = []
+    for count, names in enumerate((NAMES[:2], NAMES), start=1):
+        month(folders, count)
+        agreed = growing.federation("fedstats", names, AGREED, **more)
+        got = server.serve(grid_of(folders, names), agreed, tmp_path / "out")
+        states.append(checkpoint.latest(tmp_path / "out")[0])
+    before, after = states
+    assert got.notes == [] and after["server.0.round"] == 6
+    assert torch.equal(after["server.0.w.body.0.weight"], before["server.0.w.body.0.weight"])
+    assert after["server.0.n"].tolist() == [24, 32, 16, 8]
+
+
 LINEAR = {"model.name": "linear", "model.width": None}
 
 

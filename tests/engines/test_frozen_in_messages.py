@@ -151,10 +151,13 @@ def test_every_method_with_a_frozen_front_and_kept_features(method, tmp_path):
 OFF = {"model.cache": "off"}
 ADAPTERS = {"model.train": "adapters", "model.rank": 1}
 CASES = [(method, network) for network in (OFF, ADAPTERS) for method in FEW]
+ADAPTED = "fedstats", ADAPTERS | {"fedstats.adapt": 1, "rounds": 2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "network"), [*CASES, ("fedmes", {"model.train": "last:1"})])
+@pytest.mark.parametrize(
+    ("method", "network"), [*CASES, ("fedmes", {"model.train": "last:1"}), ADAPTED]
+)
 def test_the_front_in_every_step_and_more_than_a_head(method, network, tmp_path):
     agree(tmp_path, SMALL | frozen_front(method) | network | {"method": method})
 

@@ -1,6 +1,7 @@
 """FedMeS+: its pieces by worked numbers, and what must be equal to what."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.func import grad
 from fedmes import config
 from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedavg import FedAvg
-from fedmes.methods.fedmes_plus import FedMeSPlus, log_frequency
+from fedmes.methods.fedmes_plus import FedMeSPlus, default_balance, log_frequency
 from fedmes.methods.losses import cross_entropy
 from fedmes.models import augmentation
 from fedmes.models.dropout import hashed_uniforms
@@ -60,6 +61,37 @@ def test_without_earlier_classes_there_is_nothing_to_balance():
     offset = log_frequency(SEEN, SEEN, torch.float32)
     assert torch.equal(offset[SEEN], offset[:1].expand(5))
     assert torch.isfinite(log_frequency(SEEN & ~SEEN, SEEN & ~SEEN, torch.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "balance"),
+    [
+        ({"benchmark": "split-cifar100"}, 3),
+        ({"benchmark": "split-cifar100", "clients": 20, "memory": 30}, 3),
+        ({"benchmark": "split-emnist", "memory": 300}, 3),
+        ({"benchmark": "split-miniimagenet"}, 3),
+        ({"benchmark": "split-cifar100", "rounds": 9, "epochs": 11}, 2),
+        ({"benchmark": "split-digits"}, 2),
+        ({"benchmark": "fcil-cifar100-10x10"}, 2),
+        ({"benchmark": "fusion-40"}, 2),
+    ],
+    ids=str,
+)
+def test_the_balance_by_default(options, balance):
+    """More where a network from scratch is trained for long."""
+    asked = config.load(None, options)
+    assert default_balance(SimpleNamespace(frozen_sha256=None), asked) == balance
+    assert default_balance(SimpleNamespace(frozen_sha256="of a body"), asked) == 2
+
+
+def test_the_balance_that_was_taken_is_written_down():
+    def taken(**options):
+        made = prepare(config.load(None, TINY | {"method": "fedmes-plus"} | options))
+        return made.config.fedmesplus.balance, made.method.balance
+
+    assert taken() == (2, 2)
+    assert taken(epochs=50) == (3, 3)
+    assert taken(**{"epochs": 50, "fedmesplus.balance": 0}) == (0, 0)
 
 
 # --- images that move -----------------------------------------------------------------------------

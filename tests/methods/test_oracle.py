@@ -251,6 +251,15 @@ ON_BLOCKS = [
         {"memory": {"size": [0, 9, 4]}, "stream": {"frac": 7.0, "partition": "dirichlet:0.5"}},
     ),
     ("joint", {"seeds": [1, 2], "stream": {"arrival": "staggered", "frac": 3.0}}),
+    (
+        "fedstats",
+        {
+            "fedstats": {"adapt": 2},
+            "rounds": 4,
+            "faults": {"drop": 0.3},
+            "stream": {"arrival": "staggered"},
+        },
+    ),
 ]
 
 ON_OWN_DATA = [

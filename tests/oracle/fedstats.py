@@ -2,19 +2,26 @@
 
 import torch
 
+from oracle.mathematics import mean
 from oracle.methods import FedAvg
 
 
 class FedStats(FedAvg):
     judged = "personal"
 
+    def __init__(self, scenario, initial):
+        self.rounds = 0  # that the server has taken
+        self.adapt = scenario.config["fedstats"]["adapt"]
+        super().__init__(scenario, initial)
+
     def shared(self, w):
-        return {}
+        return dict(w) if self.adapt else {}
 
     def join(self, state, initial):
         classes, width = initial["head.weight"].shape
         state.own = self.nothing(classes, width)
         self.all = self.nothing(classes, width)
+        state.told = set()
 
     def nothing(self, classes, width):
         shapes = {"n": (classes,), "s": (classes, width), "g": (width, width)}
@@ -23,7 +30,12 @@ class FedStats(FedAvg):
     def train(self, client, work):
         state = self.states[client.column]
         state.new = {name: torch.zeros_like(t) for name, t in state.own.items()}
-        if work.first:
+        state.w = state.w | self.server
+        if self.rounds < self.adapt:
+            super().train(client, work)
+            state.w, state.trained = state.w | self.server, state.w
+        elif work.position not in state.told:
+            state.told.add(work.position)
             with torch.no_grad():
                 for row in work.samples:
                     features, _ = self.network.features(state.w, self.scenario.x[[row]])
@@ -37,11 +49,16 @@ class FedStats(FedAvg):
             state.own[name] = state.own[name] + state.new[name]
 
     def upload(self, client, work):
-        return self.states[client.column].new
+        state = self.states[client.column]
+        return (state.trained, {}) if self.rounds < self.adapt else ({}, state.new)
 
     def aggregate(self, arrived):
-        for _, new, _ in arrived:
-            self.all = {name: t + new[name] for name, t in self.all.items()}
+        trained = [w for _, (w, _), _ in arrived if w]
+        if trained:
+            self.server = mean(trained, [1] * len(trained))
+        for _, (_, new), _ in arrived:
+            self.all = {name: t + new.get(name, 0) for name, t in self.all.items()}
+        self.rounds += 1
 
     def model(self, client):
         state = self.states[client.column]
@@ -60,4 +77,4 @@ class FedStats(FedAvg):
         bias = torch.zeros_like(n)
         if options.head == "lda":
             bias = torch.stack([-(w @ m) / 2 for w, m in zip(weight, means, strict=True)])
-        return state.w | {"head.weight": weight, "head.bias": bias}
+        return state.w | self.server | {"head.weight": weight, "head.bias": bias}

@@ -40,8 +40,8 @@ def test_a_run_does_not_depend_on_the_defaults_of_other_methods(tmp_path):
     for trial in runs.wanted(scope):
         put(trial, 0.5)
         config = (trial.directory / "config.toml").read_text()
-        assert "lam = 0.1" in config and "balance = 2.0" in config
-        config = config.replace("lam = 0.1", "lam = 0.2").replace("balance = 2.0", "balance = 1.0")
+        assert "lam = 0.1" in config and "teach = 1.0" in config
+        config = config.replace("lam = 0.1", "lam = 0.2").replace("teach = 1.0", "teach = 2.0")
         (trial.directory / "config.toml").write_text(config)
     (missing,) = reproduce(scope, None).open
     assert missing.trial.line.label == "ditto" and "ditto.lam 0.2, not 0.1" in missing.reason

@@ -157,6 +157,26 @@ def audit(
     print(found.sha256)
 
 
+@site.command(epilog="Example: fedmes site sums ~/site --out ~/handed-over")
+def sums(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the site")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="where to write; default: here")
+    ] = Path(),
+    name: Annotated[
+        str, typer.Option("--federation", help="which one, if the site is in several")
+    ] = "client",
+) -> None:
+    """Write the sums that a site has sent with fedstats, one file per client.
+
+    With them, the operator can take the site out again: fedmes federation forget.
+    """
+    from fedmes.deployment.forget import write_sums
+
+    for path in write_sums(directory, name, out):
+        print(path)
+
+
 @site.command(epilog="Example: fedmes site start ~/site --superlink fed.example.org:8443")
 def start(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="folder of the site")],
@@ -210,6 +230,28 @@ def operate(
     from fedmes.deployment.superlink import flwr
 
     raise typer.Exit(flwr(directory.resolve(), context.args))
+
+
+@federation.command(
+    epilog="Example: fedmes federation forget out north.safetensors --out out-without-north"
+)
+def forget(
+    directory: options.Directory,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="SUMS...", help="what fedmes site sums wrote")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="directory of the federation without")],
+) -> None:
+    """Take sites out of a federation with fedstats, as if they had never sent anything.
+
+    DIR, the server's directory, is not changed; the federation continues in the new one.
+    """
+    from fedmes.deployment.forget import take_out
+
+    names = ", ".join(take_out(directory, files, out))
+    print(
+        f"{out} is {directory} without the sums of {names}; continue there, and delete {directory}"
+    )
 
 
 @federation.command(

@@ -152,7 +152,7 @@ FedmesKeys = TypedDict(
 class FedmesplusKeys(TypedDict, total=False):
     """FedMeS+."""
 
-    balance: float
+    balance: float | None
     teach: float
     augment: Literal["none", "shift", "flip"] | None
 
@@ -163,6 +163,7 @@ class FedstatsKeys(TypedDict, total=False):
     head: Literal["lda", "ridge", "mean"]
     prior: float
     own: float | Literal["tuned"]
+    adapt: int
 
 
 class KnnperKeys(TypedDict, total=False):

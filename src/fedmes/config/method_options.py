@@ -70,10 +70,12 @@ class KnnperOptions(MethodOptions):
 class FedmesplusOptions(MethodOptions):
     """FedMeS+."""
 
-    balance: NotNegative = option(
-        2.0,
+    balance: NotNegative | None = option(
+        None,
         "how much the softmax compensates for class frequencies. `0`: not at all, plain replay; "
-        "above 1, earlier classes are preferred.",
+        "above 1, earlier classes are preferred. Default: 3 for networks from scratch that learn a "
+        "task for 100 epochs or more, which learn the memory by heart; else 2.",
+        unset="by training",
     )
     teach: NotNegative = option(
         1.0,
@@ -173,6 +175,11 @@ class FedstatsOptions(MethodOptions):
         "the share of a client's own sums in those it solves from: 0 takes the sums of all, 1 its "
         "own alone. `tuned`: what does best on the client's memory, whose samples are taken out of "
         "the sums for it.",
+    )
+    adapt: Annotated[int, Field(ge=0)] = option(
+        0,
+        "so many rounds at the start train the network and average it, before its body is fixed "
+        "and sums are collected. For a pretrained one with `model.train=adapters`.",
     )
 
 

@@ -38,7 +38,7 @@ def forgotten(
     if config.engine.name == "flower":
         raise UserError(
             f"forget: the clients of {directory} keep their sums on their sites; "
-            "runs of the engines loop and stacked have them"
+            "of real sites, see fedmes federation forget"
         )
     _refuse_changes(directory, config, result, given)
     before = prepare(config, given)

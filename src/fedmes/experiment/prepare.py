@@ -326,6 +326,7 @@ def work_of(config: ResolvedConfig, method: Method, views: tuple[int, ...]) -> W
         policy=config.memory.policy,
         hold_back=method.tune is not None,
         epoch_over=method.epoch_over,
+        training_rounds=method.training_rounds,
         broken=config.faults.nan,
         views=views,
     )

@@ -57,7 +57,7 @@ _CLASSES = {
     "fedweit": "FedWeIT",
     "fedmes": "FedMeS",
     "fedmes-plus": "FedMeSPlus",
-    "fedstats": "FedStats",
+    "fedstats": "make_fedstats",  # which of the two depends on an option
     "knn-per": "KNNPer",
     "flwf": "FLwF",
     "flwf-2t": "FLwF2T",

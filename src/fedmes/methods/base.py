@@ -81,6 +81,8 @@ class Method:
 
     # the samples an epoch iterates over: the current task's, or those of all tasks "seen"
     epoch_over: ClassVar[str] = "task"
+    # the first rounds of a run, in which steps are made; None: in all
+    training_rounds: int | None = None
     # what a client keeps of its samples: "none", a "memory", or "all" of them
     store: str = "none"
     # which samples a memory keeps; memory.policy overrides it

@@ -15,6 +15,7 @@ from fedmes.methods.fedproto import FedProto
 from fedmes.methods.fedprox import FedProx
 from fedmes.methods.fedrep import FedRep
 from fedmes.methods.fedstats import FedStats
+from fedmes.methods.fedstats_adapted import FedStatsAdapted, make_fedstats
 from fedmes.methods.fedweit import FedWeIT
 from fedmes.methods.flwf import FLwF, FLwF2T
 from fedmes.methods.glfc import GLFC
@@ -31,9 +32,9 @@ from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, pu
 __all__ = [
     "CCVR", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
     "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
-    "FedProto", "FedProx", "FedRep", "FedStats", "FedWeIT", "ICaRL", "Joint", "KNNPer",
-    "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer", "Taught",
-    "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum", "distance",
-    "distillation", "dot", "hashed_uniforms", "kernel_exponent", "mean_of_present", "mix",
-    "neighbours", "option", "pick", "put", "scoped", "votes",
+    "FedProto", "FedProx", "FedRep", "FedStats", "FedStatsAdapted", "FedWeIT", "ICaRL",
+    "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions",
+    "Optimizer", "Taught", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum",
+    "distance", "distillation", "dot", "hashed_uniforms", "kernel_exponent", "make_fedstats",
+    "mean_of_present", "mix", "neighbours", "option", "pick", "put", "scoped", "votes",
 ]  # fmt: skip

@@ -13,12 +13,15 @@ from fedmes.methods.base import Batch, ClientContext, Method, declares, within
 from fedmes.methods.dp_sgd import DPSGD, FIRST, SECOND, Loss
 from fedmes.methods.losses import cross_entropy, scoped
 from fedmes.methods.optimizers import OPTIMIZERS
-from fedmes.models.dropout import DROPOUT_OFF
+from fedmes.models.augmentation import moved
+from fedmes.models.dropout import DROPOUT_OFF, hashed_uniforms
 from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, distance, map_entries, mean_of_present, pick, put
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
+
+FROM_TASK = 1 << 52  # added to a key, from which dropout draws too
 
 
 class FedAvg(Method):
@@ -153,6 +156,14 @@ class FedAvg(Method):
     ) -> Tensors:
         g, loss = self.gradient(pick(state, "w"), batch, ctx.key)
         return self.descend(state, g, loss, ctx)
+
+    def shown(self, x: Tensor, key: Tensor) -> Tensor:
+        """Samples as a step sees them: images move as `augmentation` says, each time anew."""
+        kind = self.augmentation(tuple(x.shape[1:]))
+        if kind == "none" or self.net.takes_features:
+            return x
+        # a sample's numbers do not depend on the samples after it
+        return moved(x, hashed_uniforms(key, (len(x), 3)), kind == "flip")
 
     def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
         return put("w", pick(state, "w"))

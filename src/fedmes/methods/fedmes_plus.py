@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,16 +11,20 @@ from torch.func import vmap
 from fedmes.config.method_options import FedmesplusOptions
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.dp_sgd import SECOND
+from fedmes.methods.fedavg import FROM_TASK
 from fedmes.methods.losses import cross_entropy, distillation
 from fedmes.methods.teacher import Taught
-from fedmes.models.augmentation import kind_for, moved
-from fedmes.models.dropout import DROPOUT_OFF, hashed_uniforms
+from fedmes.models.augmentation import kind_for
+from fedmes.models.dropout import DROPOUT_OFF
+from fedmes.models.functional import Net
 from fedmes.tensors import Tensors, at, pick, put
 
+if TYPE_CHECKING:
+    from fedmes.config.options import Config
+
 TEMPERATURE = 2.0  # of the teacher's and the student's softmax
-# added to a key, from which dropout draws too
-FROM_TASK = 1 << 52
-FROM_MEMORY = 1 << 53
+LONG = 100  # epochs of a task
+FROM_MEMORY = 1 << 53  # added to a key, like FROM_TASK
 
 
 class FedMeSPlus(Taught):
@@ -39,6 +43,13 @@ class FedMeSPlus(Taught):
     average: ClassVar[str] = "uniform"
     eval_model = "halfway"
 
+    def __init__(self, net: Net, config: Config) -> None:
+        super().__init__(net, config)
+        self.balance: float = self.options.balance
+        if self.options.balance is None:
+            self.balance = default_balance(net, config)
+        self.resolved_options = {"fedmesplus.balance": self.balance}
+
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
     ) -> Tensors:
@@ -46,7 +57,7 @@ class FedMeSPlus(Taught):
         old = self.shown(mem.x, ctx.key + FROM_MEMORY)
         taught = self.net.logits(pick(state, "past.w"), x)
         current = at(ctx.classes, ctx.position)
-        prior = self.options.balance * log_frequency(current, ctx.seen, taught.dtype)
+        prior = self.balance * log_frequency(current, ctx.seen, taught.dtype)
 
         def loss(w: Tensors) -> Tensor:
             now, before = self.both_logits(w, x, old, ctx.key)
@@ -84,14 +95,6 @@ class FedMeSPlus(Taught):
         gm, loss_of_memory = self.mean_gradient(replayed, w, mem, None, noise=key + SECOND)
         return {name: g[name] + gm[name] for name in g}, loss + loss_of_memory
 
-    def shown(self, x: Tensor, key: Tensor) -> Tensor:
-        """Samples as a step sees them: images move a little each time."""
-        kind = self.augmentation(tuple(x.shape[1:]))
-        if kind == "none" or self.net.takes_features:
-            return x
-        # a sample's numbers do not depend on the samples after it
-        return moved(x, hashed_uniforms(key, (len(x), 3)), kind == "flip")
-
     def augmentation(self, shape: tuple[int, ...]) -> str:
         return kind_for(self.options.augment, shape)
 
@@ -112,6 +115,15 @@ class FedMeSPlus(Taught):
             return super().build_predictor(state, broadcast, store)
         w = pick(state, "w")
         return put("w", {name: (p + broadcast[f"w.{name}"]) / 2 for name, p in w.items()})
+
+
+def default_balance(net: Net, config: Config) -> float:
+    """What training repeats often it learns by heart, and then the memory's small loss no longer
+    holds earlier classes against new ones; a larger prior makes up for that. What is pretrained
+    tells classes apart from few samples, and needs less."""
+    learned_by_heart = config.rounds * config.epochs >= LONG
+    pretrained = net.frozen_sha256 is not None
+    return 3.0 if learned_by_heart and not pretrained else 2.0
 
 
 def log_frequency(current: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,10 +38,10 @@ class FedStats(FedAvg):
     aggregation = "sum"
     exact_sums = True
     eval_model = "personal"
-    round_only = ("new",)
+    round_only: ClassVar[tuple[str, ...]] = ("new",)
     received = ()
     sample_gradients = None  # sums of features leave the client
-    unused = ("optim.lr", "optim.gamma")
+    unused: ClassVar[tuple[str, ...]] = ("optim.lr", "optim.gamma")
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
@@ -66,7 +66,7 @@ class FedStats(FedAvg):
 
     def sums(self, state: Tensors, broadcast: Tensors, batch: Batch) -> Tensors:
         """Over the round's samples."""
-        return self.sums_of(self.features(state, batch.x), batch)
+        return self.sums_of(self.features(self.network(state, broadcast), batch.x), batch)
 
     def sums_of(self, features: Tensor, batch: Batch) -> Tensors:
         mask = batch.mask[:, None].double()
@@ -77,8 +77,12 @@ class FedStats(FedAvg):
         products = features.T @ features
         return {"n": member.sum(0), "s": member.T @ features, "g": products[rows, columns]}
 
-    def features(self, state: Tensors, x: Tensor) -> Tensor:
-        features = self.net.embedding(pick(state, "w"), x).double()
+    def network(self, state: Tensors, broadcast: Tensors) -> Tensors:
+        """The weights that make features; the head among them is not used."""
+        return pick(state, "w")
+
+    def features(self, w: Tensors, x: Tensor) -> Tensor:
+        features = self.net.embedding(w, x).double()
         return torch.round(features / GRID) * GRID
 
     # on the server
@@ -127,14 +131,14 @@ class FedStats(FedAvg):
         return {"samples": state["new.n"].sum()}
 
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
+        w = self.network(state, broadcast)
         own = pick(state, "own")
         share = self.options.own
         if self.eval_model == "global":
             share = 0.0
         elif share == "tuned":
-            share = self.tuned(state, broadcast, own, store)
+            share = self.tuned(w, broadcast, own, store)
         weight, bias = self.head(broadcast, own, share)
-        w = pick(state, "w")
         head = {"head.weight": weight.to(w["head.weight"].dtype)}
         if "head.bias" in w:
             head["head.bias"] = bias.to(w["head.bias"].dtype)
@@ -145,10 +149,10 @@ class FedStats(FedAvg):
         n, s, g = ((1 - share) * everyone[name] + share * own[name] for name in ("n", "s", "g"))
         return self.solve(n, s, self.products(g), self.options.prior)
 
-    def tuned(self, state: Tensors, everyone: Tensors, own: Tensors, store: Batch) -> Tensor:
+    def tuned(self, w: Tensors, everyone: Tensors, own: Tensors, store: Batch) -> Tensor:
         """The share of one's own sums that does best on the memory, whose samples are taken out of
         all sums for it."""
-        features = self.features(state, store.x)
+        features = self.features(w, store.x)
         held_back = self.sums_of(features, store)
         others = {name: everyone[name] - t for name, t in held_back.items()}
         own_others = {name: own[name] - t for name, t in held_back.items()}

@@ -43,6 +43,7 @@ class Work:
     factor: float = 1.0  # an attacker multiplies its updates by it
     wrong_labels: bool = False  # an attacker learns them
     epoch_over: str = "task"  # the samples of an epoch: "task", or "seen" for all tasks so far
+    training_rounds: int | None = None  # the first ones, which have steps; None: all have
     # what is added to a sample's row to find each of its views; most samples have but one
     views: tuple[int, ...] = (0,)
 
@@ -241,7 +242,12 @@ class Plan:
         p = self.task_at(g)
         if p < 0 or not self.active[g]:
             return 0
-        return self.work.epochs * -(-len(self._epoch_samples(p)) // self.work.batch)
+        return self._epochs(g) * -(-len(self._epoch_samples(p)) // self.work.batch)
+
+    def _epochs(self, g: int) -> int:
+        """Of global round g."""
+        last = self.work.training_rounds
+        return self.work.epochs if last is None or g < last else 0
 
     def _epoch_samples(self, p: int) -> Ints:
         if self.work.epoch_over == "task":
@@ -267,11 +273,12 @@ class Plan:
         samples = self._epoch_samples(p)
         steps = -(-len(samples) // self.work.batch)
         size = min(self.work.batch, len(samples))
-        batch = np.full((self.work.epochs, steps * size), -1, np.int64)
-        for epoch in range(self.work.epochs):
+        epochs = self._epochs(g)
+        batch = np.full((epochs, steps * size), -1, np.int64)
+        for epoch in range(epochs):
             order = keyed_random.permutation(len(samples), "shuffle", *key, epoch)
             batch[epoch, : len(samples)] = samples[order]
-        batch = batch.reshape(self.work.epochs * steps, size)
+        batch = batch.reshape(epochs * steps, size)
 
         return Round(
             position=p,
@@ -281,8 +288,10 @@ class Plan:
             samples=samples,
             batch=self._seen_as(batch, "view", *key),
             memory=self._seen_as(self._memory_batches(p, len(batch), key), "memory-view", *key),
-            epoch=np.repeat(np.arange(self.work.epochs), steps),
-            key=keyed_random.seed62("dropout", *key) + np.arange(len(batch), dtype=np.int64),
+            epoch=np.repeat(np.arange(epochs), steps),
+            # the first one is also the round's own
+            key=keyed_random.seed62("dropout", *key)
+            + np.arange(max(1, len(batch)), dtype=np.int64),
             factor=self._factor(key),
         )
 
