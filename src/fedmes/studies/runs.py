@@ -151,7 +151,7 @@ def wanted(scope: Scope) -> list[Trial]:
         given |= agreed(protocol, rates, benchmark, line.method)
         given |= {**study.options, **line.options, **scope.options}
         given |= {"benchmark": benchmark, "method": line.method, "clients": clients}
-        given["seeds"] = list(study.seeds_of(benchmark, clients))
+        given["seeds"] = list(scope.seeds or line.seeds or study.seeds_of(benchmark, clients))
         for key, value in given.items():
             if isinstance(value, tuple):
                 given[key] = spread(value, clients)
