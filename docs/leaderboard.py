@@ -25,9 +25,12 @@ INTRO = """\
 * Acc: the mean accuracy on the tasks so far, over all tasks and clients (the paper's `Acc_ALL`); final: the same after
   the last task; FR: how much is forgotten. Each with its standard deviation over seeds.
 * Without a task id all classes met so far are candidates, with it those of the task.
-* MB: what all clients of a seed send and receive. Seconds: training, all seeds together.
+* MB: what all clients of a seed send and receive. Seconds: training, all seeds together; those of a CPU say little,
+  since it had other work.
 * Methods in one table have learned the same splits from the same initial weights. `joint` keeps all data, so it does
   not compete.
+* `fedweit` on Split CIFAR-100 with 10 clients never learns in two of the five seeds, at the rate that was chosen for it
+  on another one ([what it has at a third of that rate](paper-results.md)).
 
 """
 
