@@ -331,8 +331,8 @@ STUDIES: dict[str, Study] = {
             "options": SMALL | {"tasks": 2},
         },
     ),
-    # Before any outcome is looked at, and alike for everybody: seeds of which no other study reports
-    # anything, the first two tasks. Seeds 6 and 7 apart, since seed 5 was there first.
+    # Before any outcome is looked at, and alike for everybody: seeds that no other study reports,
+    # the first two tasks. Seeds 6 and 7 apart, since seed 5 was there first.
     "lr": Study(
         "The learning rate of each method: seeds 5 to 7, first two tasks",
         CROSS_CLASS, (10,), SEARCH[:1],

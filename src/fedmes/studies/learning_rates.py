@@ -65,7 +65,8 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
     rows: list[list[Cell]] = []
     for method in dict.fromkeys(outcome.trial.config.method for outcome in outcomes):
         seeds, lowest = scored.get(method, Scores((), {}))
-        cells = [Number(lowest[rate]) if rate in lowest else OPEN for rate in RATES]
+        numbers: dict[float, Cell] = {rate: Number(score) for rate, score in lowest.items()}
+        cells = [numbers.get(rate, OPEN) for rate in RATES]
         best = f"{chosen[method]:g}" if method in chosen else OPEN
         rows.append([method, *cells, " ".join(map(str, seeds)), best])
     default = BENCHMARKS[benchmark].defaults.get("optim", {}).get("lr", 1e-3)
