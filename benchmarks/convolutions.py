@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ def microseconds(work: Callable[[], object], times: int = 10) -> float:
 
 def layer(clients: int, images: int, ci: int, co: int, side: int) -> list[float]:
     """Forward, gradient to the input, gradient to the weights: own and cuDNN's."""
-    like = {"device": "cuda", "dtype": torch.bfloat16}
+    like: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     x = torch.randn(clients, images, side, side, ci, **like)
     g = torch.randn(clients, images, side, side, co, **like)
     taps = torch.randn(clients, 9, ci, co, **like)

@@ -208,6 +208,7 @@ def test_a_far_memory_does_not_underflow():
         torch.ones(2),
         scope.expand(2, -1),
         torch.zeros(2, dtype=torch.int64),
+        torch.arange(2),
     )
     predictor = {f"w.{n}": p for n, p in params.items()} | vote.build_predictor(params, store)
     p = vote.probabilities(predictor, x, scope)

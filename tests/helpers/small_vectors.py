@@ -42,6 +42,7 @@ def points(*rows):
         torch.ones(count, dtype=torch.float64),
         torch.ones(count, 1, dtype=torch.bool),
         nobody,
+        nobody - 1,
     )
 
 

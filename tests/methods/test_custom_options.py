@@ -192,5 +192,5 @@ def test_the_section_of_a_built_in_method_is_its_class_name():
     for name in METHODS:
         kind = getattr(methods, methods._CLASSES[name])
         if kind.Options is not None:
-            assert kind.section() == name.replace("-", "")
+            assert kind.section() == name.replace("-", "").replace("+", "p")
             assert config.Config.model_fields[kind.section()].annotation is kind.Options

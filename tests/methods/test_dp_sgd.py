@@ -81,7 +81,8 @@ def batch_of(*rows):
     x = torch.tensor(rows, dtype=torch.float64)
     count = len(x)
     return Batch(x, torch.zeros(count, dtype=torch.int64), torch.ones(count).double(),
-                 torch.ones(count, 2, dtype=torch.bool), torch.zeros(count, dtype=torch.int64))  # fmt: skip
+                 torch.ones(count, 2, dtype=torch.bool), torch.zeros(count, dtype=torch.int64),
+                 torch.arange(count))  # fmt: skip
 
 
 class Inner:

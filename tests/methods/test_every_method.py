@@ -56,7 +56,9 @@ def test_adam_lives_for_a_round(method, runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedrep", "flwf-2t", "local-er", "fedmes-plus", "glfc"])
+@pytest.mark.parametrize(
+    "method", ["fedrep", "flwf-2t", "local-er", "fedmes-plus", "glfc", "der++"]
+)
 def test_a_step_is_one_graph(method, monkeypatch):
     """torch.compile traces the stacked step as a whole; `eager` traces only, without a compiler."""
     real = torch.compile

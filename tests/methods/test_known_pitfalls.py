@@ -292,6 +292,7 @@ def test_far_neighbours_vote_in_float32(kernel, near, far):
         torch.ones(2),
         scope.expand(2, -1),
         torch.zeros(2, dtype=torch.int64),
+        torch.arange(2),
     )
     p = vote.probabilities(vote.build_predictor({}, store), torch.zeros(1, 4096), scope)
     memory, voted = p["memory"], p["voted"]

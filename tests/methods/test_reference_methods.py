@@ -8,7 +8,7 @@ from fedmes import config
 from fedmes.experiment.prepare import prepare
 from fedmes.methods.base import Batch
 from fedmes.methods.glfc import compensation
-from fedmes.tensors import put
+from fedmes.tensors import pick, put
 from helpers.runs_of_methods import TINY, Run, assert_same_training, moved
 
 pytestmark = pytest.mark.usefixtures("unrehearsed")
@@ -23,6 +23,7 @@ def plain():
     ("method", "options"),
     [
         ("er", {"memory": 0}),
+        ("der++", {"memory": 0}),
         ("ewc", {"ewc.lam": 0}),
         ("mas", {"mas.lam": 0}),
         ("fedproto", {"fedproto.ld": 0}),
@@ -35,6 +36,30 @@ def test_without_its_part_it_is_fedavg(method, options, plain):
     assert moved(plain) > 0.01
     assert_same_training(plain, other, 1e-12)
     assert plain.accuracy() == other.accuracy()
+
+
+def test_without_logits_der_is_er():
+    replayed = Run({"method": "er"})
+    other = Run({"method": "der++", "derpp.alpha": 0, "derpp.beta": 1})
+    assert_same_training(replayed, other, 1e-12)
+
+
+def test_a_large_alpha_keeps_what_a_stored_sample_was_answered():
+    """Nearer to the logits that were stored after the first task than without; of other places,
+    nothing was ever stored."""
+
+    def apart(alpha):
+        options = {"derpp.alpha": alpha, "optim.name": "sgd", "optim.lr": 0.01}
+        run = Run({"method": "der++", "tasks": 2} | options)
+        data, state = run.engine.client_data[0][0], run.engine.clients[0][0]
+        mem = data.batch(data.plan.memory[1], 1)
+        then, w = state["past.logits"], pick(state, "w")
+        empty = sorted(set(range(len(then))) - set(data.plan.place.tolist()))
+        assert empty and not then[empty].any()
+        away = run.prepared.method.net.logits(w, mem.x) - then[mem.place]
+        return float(away[:, data.classes[0]].norm())
+
+    assert 0 < apart(30.0) < 0.5 * apart(0.0)
 
 
 @pytest.mark.parametrize("method", ["ewc", "mas"])
@@ -63,7 +88,8 @@ def samples(x, y, classes):
     x, y = torch.tensor(x, dtype=torch.float64), torch.tensor(y)
     count = len(y)
     scope = torch.ones(count, classes, dtype=torch.bool)
-    return Batch(x, y, torch.ones(count, dtype=torch.float64), scope, torch.zeros_like(y))
+    mask = torch.ones(count, dtype=torch.float64)
+    return Batch(x, y, mask, scope, torch.zeros_like(y), torch.arange(count))
 
 
 def test_icarl_predicts_the_nearest_mean_of_exemplars():

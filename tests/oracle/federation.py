@@ -17,7 +17,8 @@ METHODS = {
     "fedagem": methods.FedAGEM, "fedweit": FedWeIT, "fedmes": methods.FedMeS, "fedmes-plus": fedmes_plus.FedMeSPlus,
     "fedstats": FedStats,
     "knn-per": methods.KNNPer, "flwf": methods.FLwF, "flwf-2t": methods.FLwF2T,
-    "er": reference.ER, "er-ace": reference.ERACE, "ewc": reference.EWC, "mas": reference.MAS,
+    "er": reference.ER, "er-ace": reference.ERACE, "der++": reference.DERPP,
+    "ewc": reference.EWC, "mas": reference.MAS,
     "icarl": reference.ICaRL, "glfc": reference.GLFC, "fedproto": reference.FedProto, "ccvr": reference.CCVR,
     "local": methods.Local, "local-er": methods.LocalER, "joint": methods.Joint,
 }  # fmt: skip

@@ -42,6 +42,37 @@ class ERACE(ER):
         return gradient(loss, state.w)
 
 
+class DERPP(ER):
+    """What a stored sample recalls: its label, and the logits of when it was last learned."""
+
+    def join(self, state, initial):
+        state.logits = {}  # by row, and when they were stored
+
+    def direction(self, client, state, work, step):
+        g, loss = self.on_batch(client, state.w, work, step)
+        options = self.options("derpp")
+
+        def recalled(w):
+            total = 0
+            for row in step.memory:
+                then, position = state.logits[row]
+                known = sum(client.own(p) for p in range(position + 1)) > 0
+                among = client.trained_among(work.position, [row])[0] & known
+                now = self.network.logits(w, self.scenario.x[[row]])[0]
+                total = total + options.alpha * ((now - then)[among] ** 2).mean()
+            return total / len(step.memory) + options.beta * self.ce(
+                client, w, work.position, step.memory
+            )
+
+        if step.memory:
+            gm, _ = gradient(recalled, state.w)
+            g = {name: g[name] + gm[name] for name in g}
+        for row in step.batch:
+            logits = self.network.logits(state.w, self.scenario.x[[row]])[0]
+            state.logits[row] = logits, work.position
+        return g, loss
+
+
 class EWC(FedAvg):
     """Weights are held by the mean of squared gradients of single samples."""
 

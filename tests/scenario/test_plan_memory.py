@@ -84,6 +84,20 @@ def test_memory_invariants(stream, column, capacity, per_task):
             assert np.isin(step, store).all()
 
 
+@pytest.mark.parametrize("policy", ["fifo", "reservoir", "ring"])
+@pytest.mark.parametrize("capacity", [0, 1, 5, 40])
+@everybody
+def test_what_is_stored_has_a_place_of_its_own(stream, column, capacity, policy):
+    """While a task is trained, neither those who will leave share one nor those who will come."""
+    made = plan(stream, column, capacity, policy=policy)
+    ever = np.unique(np.concatenate(made.memory_after))
+    assert np.array_equal(np.flatnonzero(made.place >= 0), ever)
+    assert made.place.max() < 2 * capacity or not len(ever)
+    for before, after in zip(made.memory, made.memory_after, strict=True):
+        both = np.union1d(before, after)
+        assert len(np.unique(made.place[both])) == len(both)
+
+
 def test_no_memory_at_all():
     made = plan(capacity=0)
     assert [len(numbers) for numbers in made.memory + made.memory_after] == [0] * 6

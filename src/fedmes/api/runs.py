@@ -88,8 +88,8 @@ def compare(
     or data."""
     given, asked = _asked(options)
 
-    def load(sections: Iterable[str]) -> configuration.Config:
-        config = configuration.load(as_path(config_file), asked, sections)
+    def load(sections: Iterable[str], method: str) -> configuration.Config:
+        config = configuration.load(as_path(config_file), asked | {"method": method}, sections)
         check_trust(config, asked.values(), trust, ["model"])
         return config
 

@@ -38,6 +38,14 @@ ConfigFile = Annotated[
     Path | None,
     typer.Argument(metavar="CONFIG.toml", help="file with options, see docs/options.md"),
 ]
+NamedConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="best|FILE",
+        help="'best': what was selected for the method on the benchmark; or as CONFIG.toml",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="any option, see docs/options.md"),
@@ -98,7 +106,7 @@ def configured_for_methods() -> Callable[..., Callable[..., None]]:
 
 
 def _parameters(instead: Mapping[str, Any]) -> list[inspect.Parameter]:
-    listed = [_parameter("config_file", ConfigFile)]
+    listed = [_parameter("config_file", ConfigFile), _parameter("config", NamedConfig)]
     for name, key in FLAGS.items():
         made = flag(key)
         if key in instead:
@@ -140,15 +148,23 @@ def _first_argument(
     return decorate
 
 
-def configuration(given: Mapping[str, Any], custom_sections: Iterable[str] = ()) -> Config:
-    """The configuration that the parameters of a command make. Of Python files, only those are
-    trusted that a flag names."""
+def configuration(
+    given: Mapping[str, Any],
+    custom_sections: Iterable[str] | None = None,
+    method: str | None = None,
+) -> Config:
+    """The configuration that the parameters of a command make, for one of several methods if it is
+    named. Of Python files, only those are trusted that a flag names."""
+    if given["config_file"] and given["config"]:
+        raise UserError(f"--config {given['config']}: a file was given, too; choose one")
     options = {}
     for name, key in FLAGS.items():
         if (value := given.get(name)) is not None:
             options[key] = _value(all_options()[key], value)
     options |= assignments(given["settings"])
-    made = config.load(given["config_file"], options, custom_sections)
+    if method is not None:
+        options["method"] = method
+    made = config.load(given["config_file"] or given["config"], options, custom_sections)
     if made.choice:
         print(made.choice, file=sys.stderr)
     check_trust(made, options.values(), given["trust"], [kind for kind in KINDS if kind in given])

@@ -122,7 +122,7 @@ def forget(
 @app.command(epilog="Example: fedmes compare --methods fedavg,fedmes --seeds 0,1,2")
 @options.configured_for_methods()
 def compare(
-    load: Callable[[Iterable[str]], Config],
+    load: Callable[[Iterable[str], str], Config],
     methods: Annotated[str, typer.Option(metavar="all|A,B,...", help="methods to compare")] = "all",
     out: options.Out = None,
     name: options.Names = None,

@@ -26,6 +26,9 @@ memory = 30
 lr = 0.002
 ```
 
+`--config best` (from Python `fedmes.run("best", ...)`) takes the options that were selected for the
+method on the benchmark ([how](reproduce.md#the-protocol)) in place of a file.
+
 This page is generated from the fields in `src/fedmes/config`:
 `python -m fedmes.config.docs > docs/options.md`. The options are grouped by what they change.
 A custom method can have options too: [own-method.md](own-method.md#options).

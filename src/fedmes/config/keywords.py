@@ -187,6 +187,13 @@ class Flwf2tKeys(TypedDict, total=False):
     temp: float
 
 
+class DerppKeys(TypedDict, total=False):
+    """DER++."""
+
+    alpha: float
+    beta: float
+
+
 class EwcKeys(TypedDict, total=False):
     """EWC."""
 
@@ -316,6 +323,7 @@ class Options(TypedDict, total=False):
     knnper: KnnperKeys | None
     flwf: FlwfKeys | None
     flwf2t: Flwf2tKeys | None
+    derpp: DerppKeys | None
     ewc: EwcKeys | None
     mas: MasKeys | None
     fedproto: FedprotoKeys | None

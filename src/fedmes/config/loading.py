@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedmes.config.benchmarks import BENCHMARKS, OWN_DATA
+from fedmes.config.best import BEST, best
 from fedmes.config.catalog import options as all_options
 from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import SECTIONS, Config, assign, merge
@@ -20,18 +21,19 @@ from fedmes.errors import UserError, unknown
 
 
 def load(
-    path: Path | None, options: Mapping[str, Any], custom_sections: Iterable[str] = ()
+    path: Path | None, options: Mapping[str, Any], custom_sections: Iterable[str] | None = None
 ) -> Config:
-    """A configuration from a TOML file (or none) and options by dotted keys, over the defaults of
-    the benchmark. `custom_sections`: of custom methods, where it is for several methods."""
+    """A configuration from a TOML file (or none, or `best`) and options by dotted keys, over the
+    defaults of the benchmark. `custom_sections`: of custom methods, where it is for one of
+    several."""
     given: dict[str, Any] = {}
-    if path is not None:
+    if path is not None and path != BEST:
         merge(given, _read_toml(path))
     for key, value in options.items():
         assign(given, key, value)
-    for name in custom_sections:
-        if isinstance(given.get(name), Mapping):
-            merge(given, {"custom": {name: given.pop(name)}})
+    if custom_sections is not None:
+        found = {name: given.pop(name) for name in set(custom_sections) if _is_table(given, name)}
+        given["custom"] = found  # and no others
     content: dict[str, Any] = {}
     merge(content, _defaults(given))
     reason = ""
@@ -39,11 +41,18 @@ def load(
         options, reason = recommended(given)
         merge(content, options)
         given |= {"method": options["method"]}
+    if path == BEST:
+        for key, value in best(given).items():
+            assign(content, key, value)
     merge(content, given)
     try:
         return Config.model_validate(content).because(reason)
     except ValidationError as error:
         raise _explain(error, path) from None
+
+
+def _is_table(given: Mapping[str, Any], name: str) -> bool:
+    return isinstance(given.get(name), Mapping)
 
 
 def stored(content: Mapping[str, Any], directory: Path) -> Config:

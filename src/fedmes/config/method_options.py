@@ -116,6 +116,15 @@ class Flwf2tOptions(MethodOptions):
         return self
 
 
+class DerppOptions(MethodOptions):
+    """DER++."""
+
+    alpha: NotNegative = option(
+        0.3, "weight of the squared distance between a stored sample's logits now and then"
+    )
+    beta: NotNegative = option(0.5, "weight of the stored samples' labels")
+
+
 class EwcOptions(MethodOptions):
     """EWC."""
 

@@ -13,6 +13,7 @@ from fedmes.config.device import Device
 from fedmes.config.federation_options import Comm, Faults, FederationOptions, Privacy, Server
 from fedmes.config.method_options import (
     CcvrOptions,
+    DerppOptions,
     DittoOptions,
     EwcOptions,
     FedmesOptions,
@@ -194,6 +195,7 @@ class Config(Section):
     knnper: KnnperOptions = section(KnnperOptions)
     flwf: FlwfOptions = section(FlwfOptions)
     flwf2t: Flwf2tOptions = section(Flwf2tOptions)
+    derpp: DerppOptions = section(DerppOptions)
     ewc: EwcOptions = section(EwcOptions)
     mas: MasOptions = section(MasOptions)
     fedproto: FedprotoOptions = section(FedprotoOptions)

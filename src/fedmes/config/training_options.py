@@ -134,8 +134,8 @@ class Memory(Section):
         "with the same probability; `balanced` keeps as many of each class, `ring` as many of each "
         "task. The last three use the whole memory from the first task on and need no number of "
         "tasks. Default: `balanced` for `fedmes-plus`, `icarl` and `glfc`, `reservoir` for "
-        "`er` and `er-ace`, `fifo` for other methods (instead of which real sites take `ring`, "
-        "since the number of tasks is unknown there).",
+        "`er`, `er-ace` and `der++`, `fifo` for other methods (instead of which real sites take "
+        "`ring`, since the number of tasks is unknown there).",
         unset="by method",
     )
 

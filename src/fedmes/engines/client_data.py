@@ -157,6 +157,7 @@ class ClientData:
         self.index = torch.tensor(federation.number(column), device=samples.device)
         self.rows = torch.from_numpy(self.plan.rows).to(samples.device)
         self.task = torch.from_numpy(self.plan.task).to(samples.device)
+        self.place = torch.from_numpy(self.plan.place).to(samples.device)
         self.blocks = torch.from_numpy(self.plan.blocks).to(samples.device)
         self.classes = torch.from_numpy(self.plan.own).to(samples.device)
         self.seen = torch.from_numpy(self.plan.seen).to(samples.device)
@@ -181,7 +182,7 @@ class ClientData:
         y = self.samples.y[rows]
         if self.taken_for is not None:
             y = self.taken_for[task, y]
-        return Batch(x, y, mask, scope, task)
+        return Batch(x, y, mask, scope, task, self.place[chosen])
 
     def chunks(self, numbers: Ints, position: int) -> Iterator[Batch]:
         for start in range(0, len(numbers), CHUNK):

@@ -14,7 +14,8 @@ from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.experiment.resolve import custom_section
 from fedmes.results import run_dir
 
-Load = Callable[[Iterable[str]], Config]  # from the sections of custom methods
+# from the sections of custom methods, and the name of the method
+Load = Callable[[Iterable[str], str], Config]
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,22 @@ def plan(
     method, model or data file are run again. `only_fitting`: leave out methods that this model or
     data does not suit. `given`: what else is passed in from Python."""
     sections = {name: custom_section(method) for name, method in methods.items()}
-    config = load(sections.values())
+    loaded = []
     prepared = []
     unfit = []
     for name, method in methods.items():
-        own = config.for_method(name, [sections[name]])
         try:
+            loaded.append(load(sections.values(), name))
+            own = loaded[-1].for_method(name, [sections[name]])
             prepared.append(prepare(own, {**(given or {}), "method": method}))
         except UserError as error:
             if not only_fitting or not str(error).startswith(f"method {name}:"):
                 raise
             unfit.append(str(error))
-    directory = out or run_dir.default_directory(config.for_method("compare", sections.values()))
+    if not loaded:
+        raise UserError(next(iter(unfit), "methods: there are none to compare"))
+    together = loaded[0].for_method("compare", sections.values())
+    directory = out or run_dir.default_directory(together)
     runs = []
     for one in prepared:
         place = directory / one.config.method_name

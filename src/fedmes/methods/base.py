@@ -39,6 +39,9 @@ class Batch(NamedTuple):
     mask: Tensor  # [B] 1, or 0 for padding
     scope: Tensor  # [B, C] the classes in the softmax of each sample (a class mask)
     task: Tensor  # [B] the index of the task each sample belongs to
+    # [B] the place in the memory that is the sample's own from its task on until it leaves, below
+    # twice the memory's size, as those who leave and those who come are there at once; -1: none
+    place: Tensor
 
 
 class ClientContext(NamedTuple):

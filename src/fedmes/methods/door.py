@@ -4,6 +4,7 @@ from fedmes.config.method_options import MethodOptions
 from fedmes.config.section import option
 from fedmes.methods.base import Batch, ClientContext, Me, Method
 from fedmes.methods.ccvr import CCVR
+from fedmes.methods.der import DERPP
 from fedmes.methods.ditto import Ditto
 from fedmes.methods.er import ER, ERACE
 from fedmes.methods.ewc import EWC, MAS
@@ -30,7 +31,7 @@ from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [
-    "CCVR", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
+    "CCVR", "DERPP", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
     "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
     "FedProto", "FedProx", "FedRep", "FedStats", "FedStatsAdapted", "FedWeIT", "ICaRL",
     "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions",

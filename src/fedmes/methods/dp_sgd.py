@@ -33,6 +33,7 @@ Draw = Callable[[Tensor, Tensor], Tensor]
 # difference of two gradients with the same noise would have none.
 FIRST = 1 << 54
 SECOND = 1 << 55
+FIELDS = len(Batch._fields)
 APART = 0x9E3779B97F4A7  # between the keys of a batch's samples, and of a model's tensors
 
 
@@ -71,7 +72,7 @@ class DPSGD:
     ) -> tuple[Tensors, Tensor]:
         """Of a mean loss over a batch, and its value. `samples`: the fields of the batch, and what
         else there is for each sample; `noise`: the key of what is drawn."""
-        mask = Batch(*samples[:5]).mask
+        mask = Batch(*samples[:FIELDS]).mask
         if not len(mask):
             nothing = map_entries(torch.zeros_like, params)
             return nothing, dot(nothing, nothing)
@@ -82,8 +83,8 @@ class DPSGD:
 
         def of_one(samples: tuple[Tensor, ...], key: Tensor | None) -> tuple[Tensors, Tensor]:
             alone = [t[None] for t in samples]
-            batch = Batch(*alone[:5])
-            g, value = self.net.gradient(lambda p: loss(p, batch, key, *alone[5:]), params)
+            batch = Batch(*alone[:FIELDS])
+            g, value = self.net.gradient(lambda p: loss(p, batch, key, *alone[FIELDS:]), params)
             return self._clipped(g), value
 
         clipped, losses = self._each(of_one, samples, keys)

@@ -265,6 +265,7 @@ class Client:
             torch.ones(len(y), dtype=self._dtype),
             self._ctx.seen.expand(len(y), -1),
             torch.from_numpy(self.tasks),
+            torch.full_like(y, -1),
         )
 
 

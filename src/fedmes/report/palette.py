@@ -48,6 +48,7 @@ KNOWN = {
     "fedstats": Look(3, 1, 5),
     "er": Look(2, 1, 0),
     "er-ace": Look(2, 2, 3),
+    "der++": Look(2, 3, 6),
     "ewc": Look(6, 1, 4),
     "mas": Look(6, 2, 1),
     "icarl": Look(0, 2, 6),

@@ -112,6 +112,7 @@ class Plan:
             traits = replace(traits, label=labels[self.rows])
         self._training_samples(traits)
         self._memory_over_tasks(stream.known(column), traits)
+        self._places_in_memory()
         self._number_views()
 
     def _class_scopes(self, client: Client, shape: tuple[int, int]) -> None:
@@ -165,11 +166,22 @@ class Plan:
                 store = policy(store, shuffled, admit, self.capacity, traits)
             self.memory_after.append(store)
 
+    def _places_in_memory(self) -> None:
+        """For each sample that is ever stored a place of its own, from its task on until it leaves.
+        Which are free does not depend on later tasks: what is kept there outlives an extension."""
+        self.place: Ints = np.full(len(self.rows), -1)  # by sample number
+        for before, after in zip(self.memory, self.memory_after, strict=True):
+            free = np.ones(2 * self.capacity, bool)
+            free[self.place[before]] = False
+            new = after[self.place[after] < 0]
+            self.place[new] = np.flatnonzero(free)[: len(new)]
+
     def _number_views(self) -> None:
         """After the numbers of all samples come those of their second view, and so on."""
         self.count = len(self.rows)
         self.rows = np.concatenate([self.rows + offset for offset in self.work.views])
         self.task = np.tile(self.task, len(self.work.views))
+        self.place = np.tile(self.place, len(self.work.views))
 
     def _seen_as(self, numbers: Ints, *key: keyed_random.Key) -> Ints:
         """The same samples, each in a view that is drawn for it."""

@@ -28,7 +28,7 @@ from fedmes.studies import paper
 from fedmes.studies.attacks import attack_of, by_method, rule_of
 from fedmes.studies.cells import by_setting, there
 from fedmes.studies.definitions import RATES
-from fedmes.studies.learning_rates import rate_score
+from fedmes.studies.learning_rates import scores
 from fedmes.studies.runs import Outcome
 
 Figures = dict[str, Figure]
@@ -231,22 +231,19 @@ def wallclock(outcomes: Sequence[Outcome], caption: str) -> Figures:
 
 def lr(outcomes: Sequence[Outcome]) -> Figures:
     """The score of each method by its learning rate; a ring around the best."""
-    scores: dict[str, list[tuple[float, float]]] = {}
-    for run in there(outcomes):
-        scores.setdefault(run.config.method, []).append((run.config.optim.lr, rate_score(run)))
     with mpl.sheet(1, 1, 3.2) as (figure, axes):
         (ax,) = axes.flat
-        for method, points in scores.items():
-            x, y = np.array(sorted(points)).T
+        for method, scored in scores(outcomes).items():
+            x, y = np.array(sorted(scored.lowest.items())).T
             look = palette.KNOWN[method]
             mpl.draw_line(ax, Line(method, look, x, Curve(y, np.zeros(len(y)))))
-            best = max(points, key=lambda point: (point[1], -point[0]))
+            best = (scored.best, scored.lowest[scored.best])
             ring: Any = {"marker": "o", "markersize": 10, "markerfacecolor": "none"}
             ax.plot(*best, **ring, color=palette.LIGHT[look.colour])
         ax.set_xscale("log")
         ax.set_xticks(RATES, map("{:g}".format, RATES))
         ax.minorticks_off()
-        ax.set(xlabel="learning rate", ylabel="Acc_ALL, mean of both scores")
+        ax.set(xlabel="learning rate", ylabel="Acc_ALL, mean of both scores, worst seed")
         figure.legend(loc="outside right upper", handlelength=2.6, labelspacing=0.75)
     return {"": figure}
 

@@ -3,62 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from fedmes.common.files import replace_text
 from fedmes.config.benchmarks import BENCHMARKS
-from fedmes.report.collect import Run
+from fedmes.report.collect import title_of
+from fedmes.report.curves import seed_values
 from fedmes.report.table import Cell, Number, Table
-from fedmes.studies.cells import OPEN, SCORES, by_setting, there, title
+from fedmes.studies.cells import OPEN, SCORES, by_setting, there
 from fedmes.studies.definitions import RATES
 from fedmes.studies.runs import LEARNING_RATES, Outcome, Scope, read_toml
 
 
-def rate_score(run: Run) -> float:
-    """What rates are chosen by: Acc_ALL, the mean of both scores, so that neither is favoured."""
-    return float(np.mean([run.metrics[score]["acc_all"]["mean"] for score in SCORES]))
+class Scores(NamedTuple):
+    """Of a method, by learning rate."""
+
+    seeds: tuple[int, ...]  # those that all rates have
+    lowest: dict[float, float]  # the score of the seed that came off worst
+
+    @property
+    def best(self) -> float:
+        """The rate that is chosen; of equals the smaller."""
+        return max(self.lowest, key=lambda rate: (self.lowest[rate], -rate))
+
+
+def scores(outcomes: Sequence[Outcome]) -> dict[str, Scores]:
+    """By method. A score is Acc_ALL, the mean of both kinds, so that neither is favoured; of a
+    rate, that of its worst seed: one at which some seeds learn nothing is not taken."""
+    found: dict[str, dict[float, dict[int, float]]] = {}
+    for run in there(outcomes):
+        kinds = [seed_values(run.result, score) for score in SCORES]
+        by_seed = dict(zip(run.config.seeds, np.mean(kinds, axis=0).tolist(), strict=True))
+        rates = found.setdefault(run.config.method, {})
+        rates.setdefault(run.config.optim.lr, {}).update(by_seed)
+    scored = {}
+    for method, rates in found.items():
+        if common := sorted(set.intersection(*map(set, rates.values()))):
+            lowest = {rate: min(map(of.__getitem__, common)) for rate, of in rates.items()}
+            scored[method] = Scores(tuple(common), lowest)
+    return scored
 
 
 def chosen_rates(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
     """By benchmark and method, where the whole grid is there: the rate with the best score."""
     found: dict[str, dict[str, float]] = {}
     for (benchmark, _), members in by_setting(outcomes).items():
-        for method, grid in _by_method(members).items():
-            runs = there(grid)
-            if len(runs) == len(grid) == len(RATES):
-                # of equals the smaller
-                best = max(runs, key=lambda run: (rate_score(run), -run.config.optim.lr))
-                found.setdefault(benchmark, {})[method] = best.config.optim.lr
+        for method, scored in scores(members).items():
+            if scored.lowest.keys() == set(RATES):
+                found.setdefault(benchmark, {})[method] = scored.best
     return found
-
-
-def _by_method(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    methods: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        methods.setdefault(outcome.trial.config.method, []).append(outcome)
-    return methods
 
 
 def lr(outcomes: Sequence[Outcome]) -> list[Table]:
     """The score of each method by learning rate, and the rate that is chosen."""
     benchmark, _ = outcomes[0].trial.setting
     chosen = chosen_rates(outcomes).get(benchmark, {})
+    scored = scores(outcomes)
     rows: list[list[Cell]] = []
-    for method, grid in _by_method(outcomes).items():
-        scores: dict[float, Cell] = {}
-        for run in there(grid):
-            scores[run.config.optim.lr] = Number(rate_score(run))
+    for method in dict.fromkeys(outcome.trial.config.method for outcome in outcomes):
+        seeds, lowest = scored.get(method, Scores((), {}))
+        numbers: dict[float, Cell] = {rate: Number(score) for rate, score in lowest.items()}
+        cells = [numbers.get(rate, OPEN) for rate in RATES]
         best = f"{chosen[method]:g}" if method in chosen else OPEN
-        rows.append([method, *(scores.get(rate, OPEN) for rate in RATES), best])
+        rows.append([method, *cells, " ".join(map(str, seeds)), best])
     default = BENCHMARKS[benchmark].defaults.get("optim", {}).get("lr", 1e-3)
     notes = [
-        "The score is the mean of the oblivious and the masked Acc_ALL; of equal ones the smaller "
-        "rate is taken.",
+        "The score is the mean of the oblivious and the masked Acc_ALL, of the worst of the seeds "
+        "that all rates of a method have; of equal ones the smaller rate is taken.",
         f"Without a choice a method has the benchmark's rate, {default:g}.",
     ]
-    heads = ["method", *(f"rate {rate:g}" for rate in RATES), "chosen"]
-    return [Table(title(outcomes), heads, rows, notes)]
+    heads = ["method", *(f"rate {rate:g}" for rate in RATES), "seeds", "chosen"]
+    every = sorted(set(chain.from_iterable(each.trial.config.seeds for each in outcomes)))
+    title = title_of(outcomes[0].trial.config.with_({"seeds": every}))
+    return [Table(title, heads, rows, notes)]
 
 
 def write_rates(scope: Scope, outcomes: Sequence[Outcome]) -> None:

@@ -148,12 +148,10 @@ def wanted(scope: Scope) -> list[Trial]:
     found = []
     for benchmark, clients, line in product(study.benchmarks, study.clients, study.lines):
         given: dict[str, Any] = {"output.models": "none"}
-        given |= _agreed(protocol.get(benchmark, {}), line.method)
-        if (rate := rates.get(benchmark, {}).get(line.method)) is not None:
-            given["optim.lr"] = rate
+        given |= agreed(protocol, rates, benchmark, line.method)
         given |= {**study.options, **line.options, **scope.options}
         given |= {"benchmark": benchmark, "method": line.method, "clients": clients}
-        given["seeds"] = list(study.seeds_of(benchmark, clients))
+        given["seeds"] = list(scope.seeds or line.seeds or study.seeds_of(benchmark, clients))
         for key, value in given.items():
             if isinstance(value, tuple):
                 given[key] = spread(value, clients)
@@ -165,11 +163,17 @@ def wanted(scope: Scope) -> list[Trial]:
     return found
 
 
-def _agreed(content: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """What `protocol.toml` says of a benchmark: for all methods, and under `methods` for one."""
-    everybody = dict(content)
+def agreed(
+    protocol: Mapping[str, Any], rates: Mapping[str, Any], benchmark: str, method: str
+) -> dict[str, Any]:
+    """What `protocol.toml` says of a benchmark, for all methods and under `methods` for one, and
+    the learning rate that was chosen."""
+    everybody = dict(protocol.get(benchmark, {}))
     own = everybody.pop("methods", {}).get(method, {})
-    return configuration.dotted(everybody) | configuration.dotted(own)
+    found = configuration.dotted(everybody) | configuration.dotted(own)
+    if (rate := rates.get(benchmark, {}).get(method)) is not None:
+        found["optim.lr"] = rate
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class Numbers(NamedTuple):
 
     rows: Tensor  # -1: padding
     task: Tensor  # the index of the task each sample belongs to
+    place: Tensor  # in the memory
     # the samples as stored, where they were fetched from another memory than the device's
     x: Tensor | None = None
 
@@ -102,8 +103,9 @@ class Batches:
         """Ragged sample numbers of clients as padded tables."""
         rows = padded(each(lambda plan, n: plan.rows[n], plans, numbers), width)
         task = padded(each(lambda plan, n: plan.task[n], plans, numbers), width)
+        place = padded(each(lambda plan, n: plan.place[n], plans, numbers), width)
         x = self.fetched(torch.from_numpy(rows)) if self.data.far else None
-        return Numbers(self.put(rows), self.put(np.maximum(task, 0)), x)
+        return Numbers(self.put(rows), self.put(np.maximum(task, 0)), self.put(place), x)
 
     def fetched(self, rows: Tensor) -> Tensor:
         """Stored samples of rows that the host knows."""
@@ -113,7 +115,7 @@ class Batches:
         """A place for the numbers of so many samples, and for what is fetched of them."""
         rows = torch.zeros(shape, dtype=torch.int64, device=self.device)
         x = self.fetched(rows) if self.data.far else None
-        return Numbers(rows, torch.zeros_like(rows), x)
+        return Numbers(rows, torch.zeros_like(rows), torch.zeros_like(rows), x)
 
     def pieces(self, plans: Grid, numbers: Grid, width: int | None = None) -> Iterator[Numbers]:
         """Each client's sample numbers a piece at a time; with a width, all pieces have it."""
@@ -157,7 +159,7 @@ class Batches:
             scope = torch.ones_like(scope)
         elif self.scope == "block":
             scope = ctx.blocks.take_along_dim(numbers.task[..., None], dim=2)
-        return Batch(x, y, mask, scope, numbers.task)
+        return Batch(x, y, mask, scope, numbers.task, numbers.place)
 
     def contexts(self, optim: Optim, members: Grid, plans: Grid, works: Grid) -> ClientContext:
         """Where each client stands in its round; `members`: their numbers."""

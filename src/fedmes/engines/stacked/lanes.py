@@ -56,8 +56,10 @@ class Tables(NamedTuple):
 
     rows: Tensor
     task: Tensor
+    place: Tensor
     memory_rows: Tensor
     memory_task: Tensor
+    memory_place: Tensor
     epoch: Tensor
     key: Tensor
 
@@ -80,8 +82,10 @@ class Widths(NamedTuple):
         return Tables(
             rows=filled(-1, self.batch),
             task=filled(0, self.batch),
+            place=filled(-1, self.batch),
             memory_rows=filled(-1, self.memory),
             memory_task=filled(0, self.memory),
+            memory_place=filled(-1, self.memory),
             epoch=filled(0),
             key=filled(0),
         )
@@ -113,19 +117,20 @@ def plan_lane(works: Grid, plans: Grid, steps: Ints, widths: Widths, pin: bool) 
     """A lane's part of a wave, for steps[seed, seat]; clients of other lanes have none."""
     table = timetable.make(steps, widths.slots)
     tables = widths.empty_tables(table.length, pin)
-    rows, task, memory_rows, memory_task, epoch, key = map(Tensor.numpy, tables)
+    *both, epoch, key = map(Tensor.numpy, tables)
     for s, k in np.argwhere(steps > 0).tolist():
         work = works[s][k]
         plan = plans[s][k]
         step, slot = np.nonzero(table.client[:, s] == k)
         own = table.own_step[step, s, slot]
-        for numbers, into_rows, into_task in (
-            (work.batch[own], rows, task),
-            (work.memory[own], memory_rows, memory_task),
+        for numbers, rows, task, place in (
+            (work.batch[own], *both[:3]),
+            (work.memory[own], *both[3:]),
         ):
             width = numbers.shape[1]
-            into_rows[step, s, slot, :width] = np.where(numbers < 0, -1, plan.rows[numbers])
-            into_task[step, s, slot, :width] = plan.task[numbers]
+            rows[step, s, slot, :width] = np.where(numbers < 0, -1, plan.rows[numbers])
+            task[step, s, slot, :width] = plan.task[numbers]
+            place[step, s, slot, :width] = np.where(numbers < 0, -1, plan.place[numbers])
         epoch[step, s, slot] = work.epoch[own]
         key[step, s, slot] = work.key[own]
     return LanePlan(table, tables)
@@ -164,9 +169,10 @@ class Lane:
         now = Tables(*(table[self.clock][0] for table in self.tables))
         ctx = self.slot_ctx._replace(epoch=now.epoch, key=now.key)
         seat = self.slot_seat
-        batch = self.batches.batch(Numbers(now.rows, now.task, self.fetched), ctx, seat)
-        memory_numbers = Numbers(now.memory_rows, now.memory_task, self.memory_fetched)
-        memory = self.batches.batch(memory_numbers, ctx, seat)
+        numbers = Numbers(now.rows, now.task, now.place, self.fetched)
+        stored = Numbers(now.memory_rows, now.memory_task, now.memory_place, self.memory_fetched)
+        batch = self.batches.batch(numbers, ctx, seat)
+        memory = self.batches.batch(stored, ctx, seat)
         new = over(self.method.step, "csccc")(self.slots, self.server, batch, memory, ctx)
         for name, value in new.items():
             self.slots[name].copy_(value)

@@ -1,0 +1,1 @@
+from helpers.browser import browser  # noqa: F401  (a fixture)
