@@ -4,7 +4,6 @@ fedmes.studies.selected > src/fedmes/config/best.toml`, in the repository."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from fedmes.config.toml_text import toml_text
 from fedmes.studies.runs import LEARNING_RATES, PROTOCOL, agreed, read_toml
@@ -19,13 +18,15 @@ def page(root: Path) -> str:
     """The file, from those in the folder of all studies."""
     protocol = read_toml(root / PROTOCOL)
     rates = read_toml(root / LEARNING_RATES)
-    content: dict[str, Any] = {}
+    text = HEAD
     for benchmark in sorted(protocol.keys() | rates.keys()):
         methods = rates.get(benchmark, {}) | protocol.get(benchmark, {}).get("methods", {})
         for method in methods:
             chosen = agreed(protocol, rates, benchmark, method)
-            content[f"{benchmark}.{method}"] = {f'"{key}"': value for key, value in chosen.items()}
-    return HEAD + toml_text(content)
+            text += f"\n[{benchmark}.{method}]\n"
+            if chosen:  # else its defaults were
+                text += toml_text({f'"{key}"': value for key, value in chosen.items()})
+    return text
 
 
 if __name__ == "__main__":
