@@ -8,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import fedmes
+from fedmes.engines.capacity import worth_compiling
 from fedmes.engines.stacked import compiling
 from helpers.engine_runs import assert_equal_states, engines, prepared_with
 
@@ -69,6 +70,13 @@ def test_lanes_compile_as_they_will_run(monkeypatch):
         torch.set_num_threads(before)
     assert seen == [(1, "cpu", False)] * 2
     assert_equal_states(loop, stacked, 1e-8)
+
+
+def test_a_short_run_is_not_compiled():
+    net = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 1}).method.net
+    assert worth_compiling(net, "cuda", 200)
+    assert not worth_compiling(net, "cuda", 199)
+    assert not worth_compiling(net, "cpu", 1000)
 
 
 @pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")

@@ -16,7 +16,7 @@ from fedmes.config.catalog import options as all_options
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines import robust
-from fedmes.engines.capacity import worth_stacking
+from fedmes.engines.capacity import worth_compiling, worth_stacking
 from fedmes.engines.devices import devices_of, dtype_of, pick_device, refuse_on_mps
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
@@ -81,7 +81,7 @@ def resolve(
         "device": device.type if len(devices_of(config.device)) == 1 else config.device,
         "model.name": name,
     }
-    config = config.with_(decided | _engine(config, nets[0], name, device.type))
+    config = config.with_(decided | _engine(config, nets[0], name, device.type, facts.tasks))
     config.capacities()  # a list of the wrong length is refused here
     compute = {"bf16": torch.bfloat16}.get(config.engine.precision)
     net = nets[0].to(device, dtype_of(config), compute)
@@ -157,7 +157,7 @@ def model_name(config: Config, shape: tuple[int, ...], tokens: bool = False) -> 
     return "cnn6"
 
 
-def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]:
+def _engine(config: Config, net: Net, model: str, device: str, tasks: int) -> dict[str, Any]:
     engine = config.engine.name
     if engine == "auto":
         engine = "stacked" if worth_stacking(net, model, device) else "loop"
@@ -174,9 +174,7 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
         )
     compiled = config.engine.compile
     if compiled == "auto":
-        # All clients' samples pass what is frozen together, in kernels that are large already: to
-        # compile a body of 50 layers takes minutes and saves less.
-        compiled = device == "cuda" and not net.frozen
+        compiled = worth_compiling(net, device, tasks * config.rounds * config.epochs)
     decided: dict[str, Any] = {
         "engine.name": engine,
         "engine.compile": compiled and engine == "stacked",
