@@ -13,11 +13,18 @@ from torch import Tensor, nn
 from fedmes.common import keyed_random, plugins
 from fedmes.common.own_code import blaming
 from fedmes.config.catalog import options as all_options
+from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines import robust
 from fedmes.engines.capacity import worth_stacking
-from fedmes.engines.devices import devices_of, dtype_of, pick_device, refuse_on_mps
+from fedmes.engines.devices import (
+    devices_of,
+    dtype_of,
+    pick_device,
+    refuse_on_mps,
+    resolved_devices,
+)
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
@@ -78,10 +85,11 @@ def resolve(
     decided = {
         "clients": facts.clients,
         "tasks": facts.tasks,
-        "device": device.type if len(devices_of(config.device)) == 1 else config.device,
         "model.name": name,
     }
-    config = config.with_(decided | _engine(config, nets[0], name, device.type))
+    engine = _engine(config, nets[0], name, device.type)
+    decided["device"] = resolved_devices(config.device, engine["engine.name"], _has_own(config))
+    config = config.with_(decided | engine)
     config.capacities()  # a list of the wrong length is refused here
     compute = {"bf16": torch.bfloat16}.get(config.engine.precision)
     net = nets[0].to(device, dtype_of(config), compute)
@@ -184,6 +192,13 @@ def _engine(config: Config, net: Net, model: str, device: str) -> dict[str, Any]
     if engine == "flower":  # clients keep every round, and the server must not fall behind them
         decided["checkpoint.every"] = "round"
     return decided
+
+
+def _has_own(config: Config) -> bool:
+    """Code of the user's, or data that was passed in from Python?"""
+    names = {"method": config.method, "model": config.model.name}
+    custom = any(plugins.is_custom(kind, name) for kind, name in names.items())
+    return custom or config.data.path == IN_MEMORY
 
 
 def _policy(config: Config, method: Method) -> str:
