@@ -69,8 +69,7 @@ def resolve(
     the initial weights of each seed. `given`: a method or model passed in from Python; `built`: the
     first seed's network, if there is one already."""
     _refuse_other_sizes(config, facts)
-    if config.server.cohort is not None and config.federation.sites:
-        raise UserError("server.cohort: it is for simulations; real sites have server.fraction")
+    _refuse_small_cohort(config)
     device = pick_device(config.device)
     name = model_name(config, facts.shape, facts.has_tokens)
     make_method, make_model = makers(config, given, name).values()
@@ -134,6 +133,16 @@ def makers(
         name = model or config.model.name
         found["model"] = networks.maker(name)
     return {"method": found["method"], "model": found["model"]}
+
+
+def _refuse_small_cohort(config: Config) -> None:
+    cohort = config.server.cohort
+    needed = config.server.min_clients
+    if config.federation.sites and cohort is not None and cohort < needed:
+        raise UserError(
+            f"server.cohort: with {cohort} sites a round, there would never be "
+            f"server.min_clients={needed} updates"
+        )
 
 
 def _refuse_other_sizes(config: Config, facts: DataFacts) -> None:
