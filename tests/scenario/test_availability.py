@@ -57,6 +57,7 @@ def test_a_slow_client_makes_a_part_of_its_steps(tmp_path):
     place = tmp_path / "a.csv"
     place.write_text("client,from_round,to_round,speed\n1,0,9,0.4\n2,0,9,\n3,0,9,0.01\n")
     small = {
+        "rounds": 1,
         "epochs": 2,
         "batch": 3,
         "method": "fedmes",
