@@ -13,6 +13,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -156,7 +157,8 @@ def main() -> None:
                 answer = _plain(getattr(engine, what), arguments)
             except Exception as failed:
                 error = failed
-            connection.send_bytes(pickle.dumps((answer, error)))
+            with suppress(OSError):  # who asked has gone, and nobody asks again
+                connection.send_bytes(pickle.dumps((answer, error)))
 
 
 def _engine(config: Config, meeting: tuple[Share, str, str] | None) -> Any:
