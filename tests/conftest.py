@@ -43,6 +43,7 @@ LONGEST = [
     "test_page_in_browser",
     "test_compiled",
     "test_population",
+    "test_several_devices",
     "test_report_figures",
     "test_export",
 ]

@@ -199,6 +199,37 @@ def test_a_site_leaves_and_comes_back(folders, tmp_path, clock):
     assert (result.sites_left_out, result.config.federation.former) == ({}, [])
 
 
+@pytest.mark.slow
+def test_a_cohort_of_the_sites_that_can_be_reached(tmp_path):
+    """Two of five in each round, until all have learned; one loses its connection, and the others
+    are still enough."""
+    months = growing.THREE_MONTHS[:1]
+    names = list(months[0])
+    folders = [growing.site_folder(tmp_path / name, name) for name in names]
+    for name, folder in zip(names, folders, strict=True):
+        growing.write(folder.with_suffix(".npz"), [name], 1, months)
+    grid = inprocess.at_sites(folders)
+    grid.gone = lambda: (2,) if grid.sent > 20 else ()
+    asked, push = [], grid.push_messages
+
+    def counted(messages):
+        asked.append(sum(message.metadata.message_type == "train" for message in messages))
+        return push(messages)
+
+    grid.push_messages = counted
+    options = {**LINEAR, "tasks": 1, "rounds": 3, "server.cohort": 2}
+    result = server.serve(
+        grid, growing.federation("fedavg", names, AGREED, **options), tmp_path / "out"
+    )
+    with_work = [row["client"] for row in result.rounds]
+    assert with_work.count(2) < 3
+    assert [with_work.count(k) for k in (0, 1, 3, 4)] == [3] * 4
+    assert {count for count in asked if count} == {2}
+    with pytest.raises(UserError, match=r"cohort: with 2 sites .* server.min_clients=3 updates"):
+        few = growing.federation("fedavg", names, AGREED, **options, **{"server.min_clients": 3})
+        server.serve(grid, few, tmp_path / "few")
+
+
 def test_what_cannot_grow_is_said_and_the_others_go_on(folders, tmp_path, monkeypatch, caplog):
     month(folders, 1)
     growing.write(folders["lyon"].with_suffix(".npz"), ["lyon"], 2)

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from fedmes import config
-from fedmes.engines.devices import device_name, pick_device, refuse_on_mps
+from fedmes.engines.devices import (
+    device_name,
+    is_one_gpu,
+    pick_device,
+    refuse_on_mps,
+    resolved_devices,
+)
 from fedmes.errors import UserError
 from fedmes.methods.fedstats import FedStats
 
@@ -15,6 +21,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: (taken or [0])[-1])
     return taken
 
 
@@ -25,6 +32,33 @@ def two_gpus(monkeypatch):
 def test_one_gpu_of_several_becomes_the_one_that_is_meant(name, device, taken, two_gpus):
     assert pick_device(name) == torch.device(device)
     assert two_gpus == taken
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine", "own", "resolved"),
+    [
+        ("cuda", "stacked", False, "cuda:0,cuda:1"),
+        ("cuda", "stacked", True, "cuda:0"),  # other processes might not find what is passed in
+        ("cuda", "loop", False, "cuda:0"),
+        ("cuda:1", "stacked", False, "cuda:1"),
+        ("auto", "stacked", False, "cuda:0"),
+        ("cuda:1,cuda:0", "stacked", True, "cuda:1,cuda:0"),
+        ("cuda:1", "flower", False, "cuda"),  # each process may see one GPU only
+        ("cpu", "stacked", False, "cpu"),
+    ],
+)
+def test_names_that_mean_the_same_devices_when_a_run_is_resumed(
+    asked, engine, own, resolved, two_gpus
+):
+    assert resolved_devices(asked, engine, own) == resolved
+    assert is_one_gpu(resolved) == (resolved.startswith("cuda") and "," not in resolved)
+    if engine != "flower":
+        assert resolved_devices(resolved, engine, own) == resolved
+
+
+def test_the_only_gpu_needs_no_number(two_gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolved_devices("cuda", "stacked", False) == "cuda"
 
 
 def test_a_gpu_that_is_not_there(two_gpus):

@@ -1,4 +1,4 @@
-"""Seeds shared out over several devices, here two processes on this machine's CPU."""
+"""Seeds or clients shared out over several devices, here two processes on this machine's CPU."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ from fedmes import config
 from fedmes.errors import UserError
 from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
+from fedmes.experiment.shared_out import SharedClients, SharedSeeds
 from fedmes.results import checkpoint, run_dir
 
 TINY = {
@@ -44,12 +45,8 @@ def same(one, other):
         np.testing.assert_array_equal(run_dir.load(one).accuracy[name], table)
 
 
-@pytest.mark.slow
-def test_two_devices_are_as_one_and_a_lost_one_loses_nothing(tmp_path):
-    """One of two is killed after the second round, and both go on from the first one's
-    checkpoint."""
-    want = runner.execute(prepared("cpu"), tmp_path / "one")
-    two = tmp_path / "two"
+def run_and_lose_one(options, directory):
+    """One of two processes is killed after the second round; its engine."""
     made, seen, local = [], [], runner.local_engine
 
     def kept(prepared):
@@ -59,29 +56,54 @@ def test_two_devices_are_as_one_and_a_lost_one_loses_nothing(tmp_path):
     def kill(progress):
         seen.append(progress)
         if len(seen) == 2:
-            os.kill(made[0].processes[1].process.pid, signal.SIGKILL)
+            os.kill(made[0].processes.all[1].process.pid, signal.SIGKILL)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "local_engine", kept)
         with pytest.raises(
             UserError, match=r"device cpu: its process has ended with status -9; .*"
         ):
-            runner.execute(prepared("cpu,cpu"), two, on_progress=kill)
-    assert state(two)["learned"].shape == (3, 3)
-    got = runner.execute(prepared("cpu,cpu"), two, resume=True)
-    assert [process.process.poll() for process in made[0].processes][1] == -signal.SIGKILL
+            runner.execute(prepared("cpu,cpu", **options), directory, on_progress=kill)
+    return made[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (SharedSeeds, {"method": "fedmes"}),
+        (SharedClients, {"method": "fedmes", "seeds": [0]}),
+    ],
+    ids=["seeds", "clients"],
+)
+def test_two_devices_are_as_one_and_a_lost_one_loses_nothing(kind, options, tmp_path):
+    """One of two is killed after the second round, and both go on from the first one's
+    checkpoint."""
+    want = runner.execute(prepared("cpu", **options), tmp_path / "one")
+    two = tmp_path / "two"
+    engine = run_and_lose_one(options, two)
+    assert type(engine) is kind
+    # nobody waits for the one that is lost
+    assert [process.process.wait(60) for process in engine.processes.all] == [-signal.SIGKILL] * 2
+    got = runner.execute(prepared("cpu,cpu", **options), two, resume=True)
     same(two, tmp_path / "one")
     assert got.config.device == "cpu,cpu"
     assert got.communication == want.communication
-    rows = [(row["seed"], row["task"], row["round"], row["client"]) for row in got.rounds]
-    assert rows == [(row["seed"], row["task"], row["round"], row["client"]) for row in want.rounds]
+    columns = ("seed", "task", "round", "client", "up_bytes", "down_bytes", "left_out")
+    for mine, theirs in zip(got.rounds, want.rounds, strict=True):
+        assert [mine[name] for name in columns] == [theirs[name] for name in columns]
+
+
+@pytest.mark.slow
+def test_clients_that_come_and_go_on_two_devices(tmp_path):
+    """Two seeds would be enough for two devices, but not if clients wait elsewhere meanwhile."""
+    options = {"method": "flwf", "seeds": [0, 3], "clients": 5, "server.cohort": 2}
+    runner.execute(prepared("cpu", **options), tmp_path / "one")
+    runner.execute(prepared("cpu,cpu", **options), tmp_path / "two")
+    same(tmp_path / "two", tmp_path / "one")
 
 
 def test_what_cannot_be_shared_out():
-    with pytest.raises(UserError, match="2 devices for 1 seeds"):
-        runner.local_engine(prepared("cpu,cpu", seeds=[0]))
-    with pytest.raises(UserError, match="clients that come and go"):
-        runner.local_engine(prepared("cpu,cpu", **{"server.cohort": 1}))
     with pytest.raises(UserError, match="several need the stacked engine, and this run has loop"):
         prepared("cpu,cpu", **{"engine.name": "loop"})
     for names in ("cpu,", "cpu,auto", "cuda,cuda", "cpu;cpu"):

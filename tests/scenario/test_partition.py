@@ -14,6 +14,7 @@ from fedmes.config.data_options import StreamOptions
 from fedmes.errors import UserError
 from fedmes.scenario.benchmarks import open_benchmark
 from fedmes.scenario.partition import Partitioner
+from fedmes.scenario.population import Population
 from helpers.small_streams import made, per_class, source, stream, tasks_of
 
 
@@ -216,3 +217,46 @@ def test_dirichlet_draws_have_the_right_moments():
 def test_fewer_images_than_holders_are_shared():
     made = split_of(5, "holders", images=3, partition="dirichlet:0.5")
     assert all(len(c.tasks[0].train) == 2 for c in made.clients)
+
+
+# --- more clients than can be listed --------------------------------------------------------------
+
+
+def drawn(clients, frac, images=400, count=100, **options):
+    """The first clients' numbers of images of each of two classes, [client, class]."""
+    made = split_of(clients, frac, images, **options)
+    assert isinstance(made.clients, Population)
+    labels = np.repeat([0, 1], images)
+    found = np.array([np.bincount(labels[c.tasks[0].train]) for c in made.clients[:count]])
+    assert found.min() >= 1 and found.sum(axis=1).max() <= made.clients.size.samples
+    return found
+
+
+def test_of_very_many_each_has_the_share_of_one_of_them():
+    """Equal shares as if clients took turns; those of a Dirichlet distribution have its mean and
+    variance, up to the largest that are cut."""
+    assert (drawn(5000, 8) == 8).all()
+    assert (drawn(100_000, "holders") == 1).all()  # too few for all of them
+    assert (drawn(1200, "holders", images=3700) == 3).all()
+    skewed = drawn(5000, 20, partition="dirichlet:2", count=400) / 20
+    assert skewed.mean() == pytest.approx(1, rel=0.05)
+    assert skewed.var() == pytest.approx(1 / 2, rel=0.15)
+    cut = drawn(5000, 2, partition="dirichlet:0.01", count=400)
+    assert cut.max() == 40 and np.median(cut) == 1
+
+
+def test_a_client_of_very_many_is_the_same_whoever_else_there_is():
+    for frac, clients in ((8, (1500, 100_000)), ("holders", (50_000, 100_000))):
+        few, many = (split_of(n, frac, 400, partition="dirichlet:0.5").clients for n in clients)
+        for k in (0, 7, 1499):
+            np.testing.assert_array_equal(few[k].tasks[0].train, many[k].tasks[0].train)
+
+
+def test_very_many_can_share_one_order():
+    train, test = np.repeat(np.arange(6), 9), np.repeat(np.arange(6), 2)
+    blocks = [(0, 1), (2, 3), (4, 5)]
+    for order, kinds in (("shared", 1), ("own", 6)):
+        options = StreamOptions(frac="holders", classes_min=2, classes_max=2, order=order)
+        made = Partitioner(train, test, options, 3, clients=1500, tasks=3, rounds=1).by_task(blocks)
+        found = {tuple(task.name for task in client.tasks) for client in made.clients[:60]}
+        assert len(found) == kinds

@@ -110,7 +110,8 @@ class StreamOptions(Section):
         None,
         "clients that come and go: a CSV file with the columns `client` (its name), `from_round` "
         "and `to_round` (counted from 0 through all tasks, both included). A client may have "
-        "several rows; one without any can always be reached.",
+        "several rows; one without any can always be reached. A column `speed`, above 0 to 1, "
+        "says which part of a round's steps a client makes.",
         unset="none",
     )
 

@@ -23,8 +23,8 @@ class Server(Section):
     )
     cohort: Positive | None = option(
         None,
-        "number of clients that take part in a round, drawn from those with a task. All of them, "
-        "where there are fewer.",
+        "number of clients that take part in a round, drawn from those with a task, or from the "
+        "real sites that can be reached. All of them, where there are fewer.",
         unset="by `server.fraction`",
     )
     min_clients: Positive = option(

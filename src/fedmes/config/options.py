@@ -170,7 +170,8 @@ class Config(Section):
     device: Device = option(
         "auto",
         "auto, cpu, cuda, cuda:N or mps. `auto` takes an NVIDIA GPU if there is one; `cuda:1` the "
-        "second of several; `cuda:0,cuda:1` shares the seeds out, with a process for each.",
+        "second of several. `cuda:0,cuda:1`, or `cuda` for all, shares a run out, with a process "
+        "for each: its seeds or, if these are fewer, its clients.",
         flag="--device",
         metavar="NAME",
         role="engine",

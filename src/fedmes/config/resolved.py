@@ -28,6 +28,6 @@ class ResolvedConfig(Config):
     """The configuration of a run as `config.toml` has it: data, method and machine have decided
     what was left open."""
 
-    device: Annotated[str, Field(pattern=rf"^(cpu|cuda|mps|{SEVERAL_DEVICES})$")]
+    device: Annotated[str, Field(pattern=rf"^(cpu|cuda(:\d+)?|mps|{SEVERAL_DEVICES})$")]
     memory: ResolvedMemory
     engine: ResolvedEngine

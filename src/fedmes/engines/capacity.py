@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedmes.common import limits
 from fedmes.engines import wire
 from fedmes.engines.client_data import ClientData, Federation, Samples
+from fedmes.engines.peers import ALONE, Share
 from fedmes.errors import UserError
 from fedmes.methods.base import Method
 from fedmes.models.functional import Net
@@ -48,14 +49,15 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     return min(replicas, ENOUGH, 2 ** int(math.log2(max(1, fit))))
 
 
-def wanted_together(federations: Sequence[Federation]) -> int:
+def wanted_together(federations: Sequence[Federation], share: Share = ALONE.share) -> int:
     """How many clients of each seed should be on the device: those of the largest round, or all of
-    them, where no more than half would come and go."""
+    them, where no more than half would come and go. `share`: the clients that the device has."""
+    mine = share.clients(len(federations[0].plans))
     most = 1
     for federation in federations:
-        most = max(most, int(federation.stream.takes_part.sum(axis=1).max(initial=0)))
-    clients = len(federations[0].plans)
-    return clients if clients <= 2 * most else most
+        takes_part = federation.stream.takes_part[:, slice(share.rank, None, share.of)]
+        most = max(most, int(takes_part.sum(axis=1).max(initial=0)))
+    return len(mine) if len(mine) <= 2 * most else most
 
 
 def worth_stacking(net: Net, model: str, device: str) -> bool:

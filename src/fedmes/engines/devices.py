@@ -43,6 +43,25 @@ def devices_of(names: str) -> list[str]:
     return names.split(",")
 
 
+def resolved_devices(asked: str, engine: str, own: bool) -> str:
+    """The devices of a run under names that will mean the same ones when it is resumed. `cuda` is
+    all GPUs of the machine, unless the run has `own` code or data, which other processes might not
+    find."""
+    device = pick_device(asked).type
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    if len(devices_of(asked)) > 1:
+        return asked
+    if gpus < 2 or engine == "flower":
+        return device
+    if asked == "cuda" and engine == "stacked" and not own:
+        return ",".join(f"cuda:{number}" for number in range(gpus))
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def is_one_gpu(name: str) -> bool:
+    return re.fullmatch(r"cuda(:\d+)?", name) is not None
+
+
 def refuse_on_mps(config: Config, exact_sums: bool) -> None:
     """An Apple GPU has no float64, and the stacked engine keeps its books in that. `exact_sums`:
     does the method?"""

@@ -164,10 +164,13 @@ def _federations(
     work = work_of(config, method, views)
     fixed = source.dataset.train_count is not None  # one training set for all seeds
     first = source.normalisation(streams[0])
+    table = _availability(config)
     federations = []
     for stream, params in zip(streams, initial, strict=True):
         attackers = config.faults.attacking(config.clients, stream.seed)
         others = dict.fromkeys(attackers, _attacking(work, config.faults))
+        for k, speed in table.by_column(stream).items():
+            others[k] = replace(others.get(k, work), speed=speed)
         plans = Plans(stream, sizes, work, source.dataset.y, others)
         scale = first if fixed or stream is streams[0] else source.normalisation(stream)
         federations.append(Federation(stream, plans, params, scale))
@@ -301,15 +304,19 @@ def open_streams(config: Config, source: Source) -> list[Stream]:
     """The tasks of all clients, for each seed, with the rounds in which a client is absent."""
     streams = []
     server = config.server
-    spans: availability.Spans = {}
+    spans = _availability(config).spans
     path = Path(config.stream.availability or "")
-    if config.stream.availability is not None:
-        spans = availability.read(path)
     for seed in config.seeds:
         stream = availability.reachable(source.stream(seed), spans, path)
         stream = with_absences(stream, server.fraction, config.faults.drop, server.cohort)
         streams.append(stream.without(config.data.without))
     return streams
+
+
+def _availability(config: Config) -> availability.Availability:
+    if config.stream.availability is None:
+        return availability.Availability({}, {})
+    return availability.read(Path(config.stream.availability))
 
 
 def _attacking(work: Work, faults: Faults) -> Work:

@@ -14,6 +14,7 @@ import torch
 
 from fedmes.config.options import Config
 from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.devices import is_one_gpu
 from fedmes.results.run_dir import Result
 from fedmes.tensors import Tensors, grown, map_entries, pick, put
 
@@ -305,7 +306,7 @@ class Recorder:
             "slowest_client": round(self.slowest_seconds / self.shape[0], 6),
         }
         peak = None
-        if self.config.device == "cuda":
+        if is_one_gpu(self.config.device):
             peak = torch.cuda.max_memory_allocated()
         sent: Counter[str] = Counter(up_bytes=0, down_bytes=0)
         for row in self.rows:

@@ -13,11 +13,18 @@ from torch import Tensor, nn
 from fedmes.common import keyed_random, plugins
 from fedmes.common.own_code import blaming
 from fedmes.config.catalog import options as all_options
+from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
 from fedmes.engines import robust
 from fedmes.engines.capacity import worth_compiling, worth_stacking
-from fedmes.engines.devices import devices_of, dtype_of, pick_device, refuse_on_mps
+from fedmes.engines.devices import (
+    devices_of,
+    dtype_of,
+    pick_device,
+    refuse_on_mps,
+    resolved_devices,
+)
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
 from fedmes.experiment import rehearsal
@@ -62,8 +69,7 @@ def resolve(
     the initial weights of each seed. `given`: a method or model passed in from Python; `built`: the
     first seed's network, if there is one already."""
     _refuse_other_sizes(config, facts)
-    if config.server.cohort is not None and config.federation.sites:
-        raise UserError("server.cohort: it is for simulations; real sites have server.fraction")
+    _refuse_small_cohort(config)
     device = pick_device(config.device)
     name = model_name(config, facts.shape, facts.has_tokens)
     make_method, make_model = makers(config, given, name).values()
@@ -78,10 +84,11 @@ def resolve(
     decided = {
         "clients": facts.clients,
         "tasks": facts.tasks,
-        "device": device.type if len(devices_of(config.device)) == 1 else config.device,
         "model.name": name,
     }
-    config = config.with_(decided | _engine(config, nets[0], name, device.type, facts.tasks))
+    engine = _engine(config, nets[0], name, device.type, facts.tasks)
+    decided["device"] = resolved_devices(config.device, engine["engine.name"], _has_own(config))
+    config = config.with_(decided | engine)
     config.capacities()  # a list of the wrong length is refused here
     compute = {"bf16": torch.bfloat16}.get(config.engine.precision)
     net = nets[0].to(device, dtype_of(config), compute)
@@ -126,6 +133,16 @@ def makers(
         name = model or config.model.name
         found["model"] = networks.maker(name)
     return {"method": found["method"], "model": found["model"]}
+
+
+def _refuse_small_cohort(config: Config) -> None:
+    cohort = config.server.cohort
+    needed = config.server.min_clients
+    if config.federation.sites and cohort is not None and cohort < needed:
+        raise UserError(
+            f"server.cohort: with {cohort} sites a round, there would never be "
+            f"server.min_clients={needed} updates"
+        )
 
 
 def _refuse_other_sizes(config: Config, facts: DataFacts) -> None:
@@ -182,6 +199,13 @@ def _engine(config: Config, net: Net, model: str, device: str, tasks: int) -> di
     if engine == "flower":  # clients keep every round, and the server must not fall behind them
         decided["checkpoint.every"] = "round"
     return decided
+
+
+def _has_own(config: Config) -> bool:
+    """Code of the user's, or data that was passed in from Python?"""
+    names = {"method": config.method, "model": config.model.name}
+    custom = any(plugins.is_custom(kind, name) for kind, name in names.items())
+    return custom or config.data.path == IN_MEMORY
 
 
 def _policy(config: Config, method: Method) -> str:

@@ -18,6 +18,7 @@ from fedmes.config.trust import check_trust
 from fedmes.engines.base import Engine
 from fedmes.engines.devices import devices_of
 from fedmes.engines.loop import LoopEngine
+from fedmes.engines.peers import ALONE, Peers
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
 from fedmes.experiment import disk_space
@@ -28,7 +29,7 @@ from fedmes.experiment.made_from import changed, frozen_hash, made_from, refuse,
 from fedmes.experiment.predictions import predict_test_samples
 from fedmes.experiment.prepare import Prepared, makers, open_source, open_streams, prepare
 from fedmes.experiment.recorder import Listener, Origin, Recorder
-from fedmes.experiment.shared_seeds import SharedSeeds
+from fedmes.experiment.shared_out import shared_out
 from fedmes.experiment.train import (
     State,
     Training,
@@ -249,16 +250,17 @@ def _resumes(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool
     return not changes
 
 
-def local_engine(prepared: Prepared) -> Engine:
-    """For a run in this process, or in one for each of several devices."""
-    if len(devices_of(prepared.config.device)) > 1:
-        return SharedSeeds(prepared)
+def local_engine(prepared: Prepared, peers: Peers = ALONE) -> Engine:
+    """For a run in this process, or in one for each of several devices; `peers`: this process among
+    those."""
+    if len(devices_of(prepared.config.device)) > 1 and not prepared.protocols:
+        return shared_out(prepared)
     parts = (prepared.method, prepared.federations, prepared.samples)
     if prepared.config.engine.name == "loop":
         return LoopEngine(*parts, prepared.protocols)
     engine = prepared.config.engine
     assert engine.stack is not None
-    return StackedEngine(*parts, engine.stack, bool(engine.compile), prepared.protocols)
+    return StackedEngine(*parts, engine.stack, bool(engine.compile), prepared.protocols, peers)
 
 
 def _flower(config: Config, simulated: bool) -> ModuleType | None:

@@ -14,7 +14,7 @@ import torch
 
 from fedmes.config.options import Config
 from fedmes.engines.base import Engine
-from fedmes.engines.devices import numerics
+from fedmes.engines.devices import is_one_gpu, numerics
 from fedmes.errors import Stopped, UserError
 from fedmes.experiment import trackers
 from fedmes.experiment.accounts import Accounts
@@ -100,7 +100,7 @@ def train(engine: Engine, training: Training) -> Recorder:
 def _rounds(engine: Engine, training: Training, listeners: Sequence[Listener]) -> Recorder:
     began = time.perf_counter()
     config = training.config
-    if config.device == "cuda":
+    if is_one_gpu(config.device):
         torch.cuda.reset_peak_memory_stats()
     recorder = Recorder(config, training.protocols)
     done = _begin(engine, recorder, training)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from fedmes.scenario.population import MANY, Population, Size
 from fedmes.scenario.stream import Client, Stream, Task, assemble
 
 Classes = tuple[int, ...]
+MOST_SKEW = 20.0  # of very many clients: times an equal share that one has at most
 
 
 class Wanted(NamedTuple):
@@ -63,8 +64,12 @@ class Partitioner:
         Everything is drawn for all tasks before the first few of each client's order are taken, so
         a shortened run meets the same tasks as a whole one.
         """
-        if self._too_many_to_list:
-            return self._population(self.options.classes_max, partial(self._tasks_of, members))
+        if self.clients > MANY:
+            held: dict[int, float] = {}
+            for block in members:
+                held |= dict.fromkeys(block, sum(self._class_counts(block)) / 2 / len(block))
+            wanted_by = partial(self._tasks_of, members)
+            return self._population(self.options.classes_max, wanted_by, held)
         orders = self._orders(len(members))
         wanted = []
         for k in range(self.clients):
@@ -78,8 +83,9 @@ class Partitioner:
     def by_client(self, size: int) -> Stream:
         """Every client cuts the classes into tasks of its own, which may share classes with those
         of other clients."""
-        if self._too_many_to_list:
-            return self._population(size, partial(self._own_tasks, size))
+        if self.clients > MANY:
+            held = dict.fromkeys(self._pools, min(1, self.tasks * size / self._classes))
+            return self._population(size, partial(self._own_tasks, size), held)
         wanted = [list(self._own_tasks(size, k).values()) for k in range(self.clients)]
         return self._assemble(self._with_images(wanted))
 
@@ -92,33 +98,60 @@ class Partitioner:
 
     # --- more clients than can be listed ----------------------------------------------------------
 
-    @property
-    def _too_many_to_list(self) -> bool:
-        """Shares that depend on who else has a class are found for all clients together."""
-        alone = self.options.partition == "even" and self.options.frac != "holders"
-        return alone and self.clients > MANY
-
-    def _population(self, classes: int, wanted: Callable[[int], dict[int, Wanted]]) -> Stream:
+    def _population(
+        self,
+        classes: int,
+        wanted: Callable[[int], dict[int, Wanted]],
+        held: Mapping[int, float],
+    ) -> Stream:
         """Each client has images as if the others had taken all of them already. `classes`: of a
-        client in a task, at most; `wanted`: a client's tasks in its order, by their places."""
+        client in a task, at most; `wanted`: a client's tasks in its order, by their places; `held`:
+        the share of the clients that have a class."""
         self.notes.append("each client's images of a class are drawn from all of them")
 
         def client(k: int) -> Client:
-            return self._client(k, wanted(k), partial(self._drawn_share, k))
+            return self._client(
+                k, wanted(k), lambda label: self._drawn_share(k, label, held[label])
+            )
 
-        samples = classes * max(self._share_of(len(pool)) for pool in self._pools.values())
+        most = [self._typical(label, share, MOST_SKEW) for label, share in held.items()]
+        samples = classes * max(most)
         size = Size(self.tasks, min(samples, self.options.cap or samples))
         return self._assemble(Population(list(map(str, range(self.clients))), client, size))
 
     def _tasks_of(self, members: Sequence[Classes], k: int) -> dict[int, Wanted]:
         """A client's tasks in its order, which others may have too."""
-        order = self._permutation(len(members), "order", k, 0)[: self.tasks].tolist()
-        return {b: self._draw_classes(k, b, members[b]) for b in order}
+        order = range(len(members))
+        if self.options.order != "shared":
+            order = self._permutation(len(members), "order", k, 0).tolist()
+        return {b: self._draw_classes(k, b, members[b]) for b in order[: self.tasks]}
 
-    def _drawn_share(self, k: int, label: int) -> Ints:
+    def _drawn_share(self, k: int, label: int, held: float) -> Ints:
         pool = self._pools[label]
         order = self._permutation(len(pool), "overlap", label, k)
-        return pool[order[: self._share_of(len(pool))]]
+        skew = 1.0
+        if (concentration := self._concentration) is not None:
+            # what a Dirichlet distribution over very many gives one of them
+            drawn = keyed_random.gamma(concentration, self.seed, "dirichlet", label, k)
+            skew = min(MOST_SKEW, drawn / concentration)
+        return pool[order[: self._typical(label, held, skew)]]
+
+    def _typical(self, label: int, held: float, skew: float) -> int:
+        """How many images of a class a client has that is one of many; `skew`: so many times as
+        many as an equal share, where shares differ."""
+        images = len(self._pools[label])
+        amount = self._share_of(images)
+        if self.options.frac == "holders":
+            amount = max(1, int(images / (held * self.clients)))
+        if self._concentration is not None:
+            amount = max(1, round(skew * amount))
+        return min(images, amount)
+
+    @property
+    def _concentration(self) -> float | None:
+        """Of the Dirichlet distribution of shares; None: they are equal."""
+        _, skewed, number = self.options.partition.partition(":")
+        return float(number) if skewed else None
 
     @property
     def _classes(self) -> int:
@@ -154,11 +187,14 @@ class Partitioner:
         return orders
 
     def _draw_classes(self, k: int, b: int, block: Classes) -> Wanted:
-        most = min(self.options.classes_max, len(block))
-        least = min(self.options.classes_min, most)
-        count = keyed_random.integer(least, most, self.seed, "class-count", k, b)
+        count = keyed_random.integer(*self._class_counts(block), self.seed, "class-count", k, b)
         chosen = np.sort(self._permutation(len(block), "classes", k, b)[:count])
         return Wanted(str(b), block, tuple(np.array(block)[chosen].tolist()))
+
+    def _class_counts(self, block: Classes) -> tuple[int, int]:
+        """How many classes of a task a client has, at least and at most."""
+        most = min(self.options.classes_max, len(block))
+        return min(self.options.classes_min, most), most
 
     def _with_images(self, wanted: Sequence[Sequence[Wanted]]) -> list[Client]:
         """Images for each client's tasks, of which no two of one client have a class in common."""
@@ -223,9 +259,8 @@ class Partitioner:
         """Each holder's training images of a class: disjoint while they last, then overlapping."""
         pool = self._pools[label]
         left = pool[self._permutation(len(pool), "share", label)]
-        partition = self.options.partition
-        if partition != "even":
-            return self._skewed_shares(left, label, holders, float(partition.partition(":")[2]))
+        if (concentration := self._concentration) is not None:
+            return self._skewed_shares(left, label, holders, concentration)
         if self.options.frac == "holders" and len(pool) >= len(holders):
             return np.array_split(left, len(holders))
         amount = self._share_of(len(pool))

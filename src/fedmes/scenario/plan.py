@@ -42,6 +42,7 @@ class Work:
     broken: float = 0.0  # how likely an update comes out as no number
     factor: float = 1.0  # an attacker multiplies its updates by it
     wrong_labels: bool = False  # an attacker learns them
+    speed: float = 1.0  # the part of a round's steps that a slow client makes, at least one
     epoch_over: str = "task"  # the samples of an epoch: "task", or "seen" for all tasks so far
     training_rounds: int | None = None  # the first ones, which have steps; None: all have
     # what is added to a sample's row to find each of its views; most samples have but one
@@ -243,7 +244,7 @@ class Plan:
     @property
     def most_steps(self) -> int:
         """The steps of the longest round."""
-        return self.work.epochs * -(-self.longest // self.work.batch)
+        return self._made_of(self.longest, self.work.epochs)
 
     @property
     def memory_width(self) -> int:
@@ -254,12 +255,17 @@ class Plan:
         p = self.task_at(g)
         if p < 0 or not self.active[g]:
             return 0
-        return self._epochs(g) * -(-len(self._epoch_samples(p)) // self.work.batch)
+        return self._made_of(len(self._epoch_samples(p)), self._epochs(g))
 
     def _epochs(self, g: int) -> int:
         """Of global round g."""
         last = self.work.training_rounds
         return self.work.epochs if last is None or g < last else 0
+
+    def _made_of(self, samples: int, epochs: int) -> int:
+        """How many steps are made of so many samples before the round is over."""
+        whole = epochs * -(-samples // self.work.batch)
+        return min(whole, max(1, math.ceil(self.work.speed * whole)))
 
     def _epoch_samples(self, p: int) -> Ints:
         if self.work.epoch_over == "task":
@@ -290,7 +296,7 @@ class Plan:
         for epoch in range(epochs):
             order = keyed_random.permutation(len(samples), "shuffle", *key, epoch)
             batch[epoch, : len(samples)] = samples[order]
-        batch = batch.reshape(epochs * steps, size)
+        batch = batch.reshape(epochs * steps, size)[: self._made_of(len(samples), epochs)]
 
         return Round(
             position=p,
@@ -300,7 +306,7 @@ class Plan:
             samples=samples,
             batch=self._seen_as(batch, "view", *key),
             memory=self._seen_as(self._memory_batches(p, len(batch), key), "memory-view", *key),
-            epoch=np.repeat(np.arange(epochs), steps),
+            epoch=np.repeat(np.arange(epochs), steps)[: len(batch)],
             # the first one is also the round's own
             key=keyed_random.seed62("dropout", *key)
             + np.arange(max(1, len(batch)), dtype=np.int64),

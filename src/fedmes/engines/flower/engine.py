@@ -92,6 +92,7 @@ class FlowerEngine(Gathering):
         self.ended: list[tuple[int, int]] = []
         self.rows: list[RoundRow] = []  # of the last round
         self.waiting = True  # does any site have tasks left to learn?
+        self.done: set[tuple[int, int]] = set()  # (seed, client) that said it has none left
         self.silent = False  # was the last round without any answer?
         hope = GATHERING
         if before is not None:
@@ -124,6 +125,7 @@ class FlowerEngine(Gathering):
                 elif isinstance(hello := answer[0], Hello):
                     self.samples[0, k] = hello.samples
                     self.waiting |= hello.waiting
+                    self._note(0, k, hello.waiting)
             if not self.waiting:
                 time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
         return self.waiting
@@ -216,6 +218,7 @@ class FlowerEngine(Gathering):
         self.rows = []
         for s in range(len(self.servers)):
             self.rows += self._seed_round(s, g)
+            self.waiting |= self._others_wait(s)
         return self.rows
 
     def _seed_round(self, s: int, g: int) -> list[RoundRow]:
@@ -227,6 +230,7 @@ class FlowerEngine(Gathering):
         for k, (facts, packed) in sorted(found.items()):
             assert isinstance(facts, Trained)
             self.waiting |= facts.waiting
+            self._note(s, k, facts.waiting)
             if facts.ended:
                 self.ended.append((s, k))
             if facts.spent:
@@ -251,7 +255,7 @@ class FlowerEngine(Gathering):
 
     def _begun(self, s: int, g: int) -> tuple[list[int], PlainRound | SecureRound]:
         """Who is asked to train, and what becomes of their updates."""
-        clients = self._chosen(g)
+        clients = self._chosen(s, g)
         if self.sums:
             return clients, SummedRound(self.method, self.expected)
         if not self.secure:
@@ -292,16 +296,35 @@ class FlowerEngine(Gathering):
         self.versions[s] += any(not torch.equal(old[name], t) for name, t in new.items())
         self.servers[s] = after
 
-    def _chosen(self, g: int) -> list[int]:
-        """A fraction of the sites; all in a simulation, where the schedule decides on them."""
+    def _note(self, s: int, k: int, waiting: bool) -> None:
+        if waiting:
+            self.done.discard((s, k))
+        else:
+            self.done.add((s, k))
+
+    def _others_wait(self, s: int) -> bool:
+        """Does a site that was not asked in this round have tasks left, for all that is known?"""
+        if not self.config.federation.sites:
+            return False
+        others = self.nodes.keys() - self.spenders - self.absent.keys()
+        return any(self.nodes[k] in self.there and (s, k) not in self.done for k in others)
+
+    def _chosen(self, s: int, g: int) -> list[int]:
+        """A fraction of the sites, or so many of those that can be reached; all in a simulation,
+        where the schedule decides on them."""
         here = sorted(self.nodes.keys() - self.spenders)
         if not self.config.federation.sites:
             return here
-        count = -(-len(here) * self.config.server.fraction // 1)
+        if (cohort := self.config.server.cohort) is not None:
+            here = [k for k in self._answering(here, cohort) if self.nodes[k] in self.there]
+        count = cohort or -(-len(here) * self.config.server.fraction // 1)
         if self.secure:
             count = max(count, LEAST)
         order = keyed_random.permutation(len(here), self.config.seeds[0], "participation", g)
-        return np.sort(np.array(here)[order[: int(count)]]).tolist()
+        drawn = np.array(here)[order].tolist()
+        if cohort is not None:  # those with a task come first
+            drawn.sort(key=lambda k: (s, k) in self.done)
+        return sorted(drawn[: int(count)])
 
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:

@@ -29,6 +29,7 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.loop import accuracy_ahead, client_predictor
+from fedmes.engines.peers import ALONE, Peers
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.robust import Votes
 from fedmes.engines.server import REJECTIONS, tampered
@@ -50,7 +51,7 @@ from fedmes.tensors import Tensors, added, grown, map_entries, pick, put, widene
 
 
 class StackedEngine:
-    """Trains and evaluates the clients of all seeds together, on one device."""
+    """Trains and evaluates the clients of all seeds together, or a share of them, on one device."""
 
     sites: tuple[Site, ...] = ()
     spent = ""  # experiment/accounts.py knows
@@ -63,8 +64,10 @@ class StackedEngine:
         stack: int,
         compiled: bool,
         protocols: Mapping[str, EvalProtocol] | None = None,
+        peers: Peers = ALONE,
     ) -> None:
-        """`stack`: how many clients of all seeds fit in memory together."""
+        """`stack`: how many clients of all seeds fit in memory together; `peers`: who trains the
+        others."""
         self.method = method
         self.samples = samples
         self.device = samples.device
@@ -83,7 +86,7 @@ class StackedEngine:
         self._prepared = False
 
         together = max(1, stack // self.seeds)
-        self.rota = Rota(self.federations, together)
+        self.rota = Rota(self.federations, together, peers)
         initial = initial_weights(federations, samples)
         evaluated = [protocol.method for protocol in self.protocols.values()]
         self.seats = Seats(method, self.batches, self.rota, initial, evaluated)
@@ -103,8 +106,6 @@ class StackedEngine:
         width = min(TOGETHER, self.longest_epoch)
         self._measured = self.batches.room(self.seeds, self.rota.seats, width)
         self._measure_some: Captured[Tensors] = capture(self._sums_of_measured)
-        self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
-        self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
 
     def _make_lanes(self, together: int) -> None:
         """One lane on a GPU; on a CPU one per thread."""
@@ -123,6 +124,8 @@ class StackedEngine:
             method = copy.deepcopy(self.method, dict(zip(map(id, frozen), frozen, strict=True)))
             self.lanes.append(Lane(method, self.batches, self.widths, longest, clients))
         self._crew = ThreadPoolExecutor(lanes)
+        self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
+        self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -132,17 +135,18 @@ class StackedEngine:
         start = time.perf_counter()
         rows: list[RoundRow] = []
         count = len(self.rota.waves(g))
+        at_once = count == 1 and self.rota.peers.alone
         for w in range(count):
             plan = self._planned(g, w, count)
             received = self._train_wave(plan)
-            if count == 1:
+            if at_once:
                 numbers = self._fetched(self._end() | received)
             else:
                 finished = self._finish()
-                self._settlement.add(_votes(finished), finished["client"])
+                self._settlement.add(_votes(finished), finished["client"], last=w + 1 == count)
                 numbers = self._fetched(pick(finished, "number") | received)
             rows += rows_of(plan, numbers)
-        if count > 1:
+        if not at_once:
             codes = self._settlement.of_waves()
             rows = [replace(row, reason=REJECTIONS[codes[row.seed, row.client]]) for row in rows]
         seconds = time.perf_counter() - start - (self.compile_seconds - compile_seconds)
@@ -284,9 +288,7 @@ class StackedEngine:
 
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:
-        ended = [f.stream.ended(g).tolist() for f in self.federations]
-        if not any(ended):
-            return []
+        ended = [f.stream.ended(g) for f in self.federations]
         scores: list[Score] = []
         for wave in self.rota.seated(ended):
             self.seats.take(wave)

@@ -12,6 +12,7 @@ import numpy as np
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.capacity import wanted_together
 from fedmes.engines.client_data import Federation
+from fedmes.engines.peers import ALONE, Peers
 from fedmes.engines.stacked.batches import Grid
 from fedmes.scenario.plan import Plan
 from fedmes.scenario.plans import Bounds
@@ -31,29 +32,44 @@ class Survey(NamedTuple):
 class Rota:
     """The clients on the seats, as grids [seed][seat] of their numbers."""
 
-    def __init__(self, federations: Sequence[Federation], limit: int) -> None:
-        """`limit`: how many clients of each seed fit on the device together."""
+    def __init__(self, federations: Sequence[Federation], limit: int, peers: Peers = ALONE) -> None:
+        """`limit`: how many clients of each seed fit on the device together; `peers`: who has the
+        other clients, on as many seats and in as many waves."""
+        self.peers = peers
         self.streams = list(map(attrgetter("stream"), federations))
         self.all_plans = list(map(attrgetter("plans"), federations))
         self.clients = len(self.all_plans[0])
+        self.mine = peers.share.clients(self.clients)
         self.rounds = max(len(stream.position) for stream in self.streams)
-        self.seats = min(limit, wanted_together(federations))
-        self.all_stay = self.seats == self.clients
+        wanted = max(wanted_together(federations, share) for share in peers.shares)
+        self.seats = min(limit, wanted)
+        self.all_stay = self.seats >= len(peers.shares[0].clients(self.clients))
 
     def waves(self, g: int) -> list[Grid]:
         """In round g, one wave after the other; at least one."""
-        return self.seated([stream.members(g).tolist() for stream in self.streams])
+        members = [stream.members(g) for stream in self.streams]
+        most = 1
+        for share in self.peers.shares:
+            most = max(most, *(len(share.among(clients)) for clients in members))
+        return self._in_waves(members, most)
 
-    def seated(self, chosen: Sequence[Sequence[int]]) -> list[Grid]:
-        """These clients of each seed, in ascending order, with as few waves as possible."""
+    def seated(self, chosen: Sequence[Ints]) -> list[Grid]:
+        """Those of some clients of each seed that are here, with as few waves as possible."""
+        most = max(len(self.peers.share.among(clients)) for clients in chosen)
+        return self._in_waves(chosen, most) if most else []
+
+    def _in_waves(self, chosen: Sequence[Ints], most: int) -> list[Grid]:
+        """In ascending order; `most`: for how many of a seed there are waves."""
         if self.all_stay:
-            return [[list(range(self.clients)) for _ in chosen]]
-        longest = max(1, *map(len, chosen))
+            return [[self._row(self.mine) for _ in chosen]]
+        here = list(map(self.peers.share.among, chosen))
         waves = []
-        for start in range(0, longest, self.seats):
-            wave = [list(clients[start : start + self.seats]) for clients in chosen]
-            waves.append([row + [NOBODY] * (self.seats - len(row)) for row in wave])
+        for start in range(0, most, self.seats):
+            waves.append([self._row(clients[start : start + self.seats]) for clients in here])
         return waves
+
+    def _row(self, clients: Sequence[int]) -> list[int]:
+        return [*clients, *[NOBODY] * (self.seats - len(clients))]
 
     def plan(self, seed: int, client: int) -> Plan:
         """Of a client, or for an empty seat that of another one."""

@@ -122,7 +122,7 @@ class Seats:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def snapshot(self) -> Tensors:
-        """All clients' states, `client.*` [seed, client, ...]; or, where clients come and go, what
+        """All clients' states, `client.*` [seed, seat, ...]; or, where clients come and go, what
         is kept of those that have been here, `kept.*`, and who they are."""
         if self.rota.all_stay:
             return put("client", self.clients.state)
@@ -133,7 +133,7 @@ class Seats:
         return put("kept", entries) | {"kept_clients": who}
 
     def restore(self, tensors: Tensors) -> None:
-        """From either kind of snapshot."""
+        """From either kind of snapshot, of these clients or of more."""
         names = self.lasting
         if "kept_clients" in tensors:
             keys = [(int(s), int(k)) for s, k in tensors["kept_clients"].tolist()]
@@ -145,6 +145,8 @@ class Seats:
             if self.rota.all_stay:
                 names = list(self.clients.state)
         for i, (s, k) in enumerate(keys):
+            if k not in self.rota.mine:
+                continue
             self._restore(s, k, {name: entries[name][i] for name in names})
         if not self.rota.all_stay:
             self.members = [[] for _ in self.members]  # they come anew
@@ -152,7 +154,7 @@ class Seats:
     def _restore(self, s: int, k: int, entries: Tensors) -> None:
         if self.rota.all_stay:
             for name, t in entries.items():
-                mine = self.clients.state[name][s, k]
+                mine = self.clients.state[name][s, self.rota.mine.index(k)]
                 mine.copy_(grown(t, mine))
             return
         fresh = self.state_of(s, k)

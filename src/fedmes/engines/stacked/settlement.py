@@ -1,8 +1,10 @@
-"""The server's half of a round, also of one in which clients came in several waves.
+"""The server's half of a round, also of one in which clients came in several waves or are shared
+out over several devices.
 
 Where the method's server needs no more than the mean or the sum of all updates, each wave's wait in
 the host's memory until it is known which of them count, and are added up one wave after the other:
-the device never holds those of all clients. Otherwise they are put together again.
+a device never holds those of all clients, and sends others no more than one sum. Otherwise they are
+put together again, on every device.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ class Settlement:
         self.method = method
         self.server = broadcast
         self.rota = rota
+        self.peers = rota.peers
         self.waves: list[Wave] = []
         self.apart: bool | None = None  # are they added up one after the other?
 
     def together(self, votes: Votes, clients: Tensor) -> Tensor:
         """With uploads [seed, seat, ...] of the clients with these numbers; a verdict on each, an
         index into REJECTIONS."""
-        in_order = self.method.aggregation == "individual" and not self.rota.all_stay
+        all_here = self.rota.all_stay and self.peers.alone
+        in_order = self.method.aggregation == "individual" and not all_here
         if in_order:  # each upload has the place of its client
             votes = Votes(*(self._in_place(clients, part) for part in votes))
         settle = vmap(partial(server.settle_round, self.method))
@@ -71,16 +75,22 @@ class Settlement:
 
     # --- waves ------------------------------------------------------------------------------------
 
-    def add(self, votes: Votes, clients: Tensor) -> None:
+    def add(self, votes: Votes, clients: Tensor, last: bool) -> None:
+        """A wave; `last`: of the round, so that nothing is written over it."""
         if self.apart is None:
             self.apart = self._can_be_added_up(votes.uploads)
-        # in memory of their own: the next wave writes over it
-        wave = Wave(Votes(*map(_cloned, votes)), clients.clone())
+        wave = Wave(votes, clients)
         if self.apart:
             distances = vmap(server.distances)(self.server, votes.uploads, votes.present)
-            waiting = map_entries(lambda t: t.to("cpu"), wave.votes.uploads)
-            wave = wave._replace(votes=wave.votes._replace(uploads=waiting), distances=distances)
-        self.waves.append(wave)
+            wave = wave._replace(distances=distances)
+        self.waves.append(wave if last else self._waiting(wave))
+
+    def _waiting(self, wave: Wave) -> Wave:
+        """In memory of its own."""
+        uploads, present, samples = map(_cloned, wave.votes)
+        if self.apart:
+            uploads = map_entries(lambda t: t.to("cpu"), uploads)
+        return wave._replace(votes=Votes(uploads, present, samples), clients=wave.clients.clone())
 
     def _can_be_added_up(self, uploads: Tensors) -> bool:
         if robust.rule_of(self.method) != "none" or self.method.aggregation == "individual":
@@ -89,13 +99,14 @@ class Settlement:
         return summed.sums_are_enough(self.method, map_entries(itemgetter(0), self.server), one)
 
     def of_waves(self) -> dict[tuple[int, int], int]:
-        """With all that was added; the verdicts by seed and client."""
+        """With all that was added, here and by others; the verdicts by seed and client."""
         clients = torch.cat([wave.clients for wave in self.waves], dim=1)
         if self.apart:
             verdict = self._one_after_the_other()
         else:
-            whole = Votes(*map(_joined, zip(*(wave.votes for wave in self.waves), strict=True)))
-            verdict = self.together(whole, clients)
+            whole = Votes(*map(self._all, zip(*(wave.votes for wave in self.waves), strict=True)))
+            verdict = self.together(whole, self.peers.beside(clients))
+        verdict = self.peers.own(verdict)
         self.waves = []
         codes: dict[tuple[int, int], int] = {}
         for s, (numbers, found) in enumerate(zip(clients.tolist(), verdict.tolist(), strict=True)):
@@ -104,18 +115,20 @@ class Settlement:
 
     def _one_after_the_other(self) -> Tensor:
         method = self.method
-        sent = _joined([wave.votes[1] for wave in self.waves])
-        samples = _joined([wave.votes[2] for wave in self.waves])
+        sent = self._all([wave.votes.present for wave in self.waves])
+        samples = self._all([wave.votes.samples for wave in self.waves])
         found = [wave.distances for wave in self.waves if wave.distances is not None]
-        every = server.Distances(*map(_joined, zip(*found, strict=True)))
+        every = server.Distances(*map(self._all, zip(*found, strict=True)))
         verdict = vmap(server.screened)(every, sent)
         present = sent & (verdict == 0)
         weights = torch.where(present, self._weights(samples), 0)
         if method.aggregation == "mean":
             weights = weights / weights.sum(1, keepdim=True)
         total: Tensors = {}
-        for wave, part in zip(self.waves, weights.split(self._seats, dim=1), strict=True):
+        mine = self.peers.own(weights)
+        for wave, part in zip(self.waves, mine.split(self._seats, dim=1), strict=True):
             total = vmap(_added)(total, map_entries(_on(part), wave.votes.uploads), part)
+        total |= self.peers.added_up({n: t for n, t in total.items() if not n.endswith("#mask")})
         one = torch.ones_like(present[:, :1])
         new = vmap(method.aggregate)(self.server, total, one, samples.sum(1, keepdim=True))
         usable = vmap(server.finite)(new, present)
@@ -123,6 +136,13 @@ class Settlement:
         self._take_over(new, enough & usable)
         lost = present & (enough & ~usable)[:, None]
         return torch.where(lost, server.NO_AVERAGE, verdict)
+
+    def _all(self, parts: Sequence[Any]) -> Any:
+        """Tensors, or dictionaries of them, of several waves here and elsewhere as one."""
+        mine = _joined(parts)
+        if isinstance(mine, dict):
+            return map_entries(self.peers.beside, mine)
+        return self.peers.beside(mine)
 
     @property
     def _seats(self) -> int:
