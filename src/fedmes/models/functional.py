@@ -270,6 +270,8 @@ class Net:
         for dropout in self.dropouts:
             dropout.key = key
         named = {f"module.{name}": p.to(inside) for name, p in params.items()}
+        if self.ours and not self.mapped and x.device.type == "cpu":
+            named = map_entries(_channels_last, named)
         if x.is_floating_point():
             x = x.to(inside)
         answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
@@ -355,6 +357,11 @@ class Net:
             return logits.sum(), logits
 
         return self._plain_gradient(loss, self.initial, has_aux=True)[1][1]
+
+
+def _channels_last(p: Tensor) -> Tensor:
+    """A convolution's weights as a CPU convolves fastest; images follow their layout."""
+    return p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
