@@ -8,9 +8,9 @@ engines of this package: client-steps and images a second.
 All start from the same weights and see the same made-up images in the same batches, as a file says
 that is written first. Each peer is a process of its own, one after the other; a first round warms
 up, the fastest of the others counts. In the end all must have the same weights: the distance to the
-plain loop's, as a share of how far that has moved them, may be 1e-3 in float32 and 0.1 in bf16,
-whose rounding Adam enlarges. One that differs more is named, and the exit status is 1. What is not
-installed is left out and named.
+plain loop's, as a share of how far that has moved them, may be 1e-2 in float32 and 0.1 in bf16;
+cnn6 moves so little at first that rounding alone is 3e-3 of it (with Adam 3e-2, hence SGD). One
+that differs more is named, and the exit status is 1. What is not installed is left out and named.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from fedmes.models import networks
 from fedmes.scenario.plan import Plan
 from fedmes.tensors import Tensors, distance, map_entries, pick
 
-LR = 1e-3
-TOLERANCE = {"float32": 1e-3, "bf16": 0.1}
+LR = 0.1
+TOLERANCE = {"float32": 1e-2, "bf16": 0.1}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def options_of(asked: argparse.Namespace) -> dict[str, Any]:
         "benchmark": "synthetic", "method": "fedavg", "model": asked.model, "tasks": 1,
         "clients": asked.clients, "rounds": 1 + asked.rounds, "epochs": asked.epochs,
         "batch": asked.batch, "device": asked.device, "engine.precision": asked.precision,
-        "optim.lr": LR, "optim.gamma": 1.0, "train.scope": "all", "stream.frac": 50,
+        "optim": "sgd", "optim.lr": LR, "optim.gamma": 1.0, "train.scope": "all", "stream.frac": 50,
         "stream.partition": "dirichlet:2",
         "synthetic.classes": classes, "synthetic.channels": channels, "synthetic.train": 100,
         "synthetic.test": 1, "data.image_size": size,
@@ -152,7 +152,7 @@ class Trainer:
 
     def train(self, received: Tensors, g: int, k: int) -> Tensors:
         self.module.load_state_dict(received)
-        optimizer = torch.optim.Adam(self.module.parameters(), lr=LR)
+        optimizer = torch.optim.SGD(self.module.parameters(), lr=LR)
         for rows in self.work.batches[g][k]:
             rows = rows.to(self.work.device)
             optimizer.zero_grad()
@@ -282,7 +282,7 @@ def pfl(work: Work, folder: str) -> Outcome:
     FederatedAveraging().run(
         NNAlgorithmParams(len(work.batches), 10**9, clients, None),
         SimulatedBackend(FederatedDataset(Planned, visits.__next__), None, [WeightByDatapoints()]),
-        PyTorchModel(module, torch.optim.Adam, server, amp_dtype=half),
+        PyTorchModel(module, torch.optim.SGD, server, amp_dtype=half),
         NNTrainHyperParams(local_batch_size=None, local_num_epochs=1, local_learning_rate=LR),
         callbacks=[Lap()],
     )
