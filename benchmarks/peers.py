@@ -93,8 +93,8 @@ def options_of(asked: argparse.Namespace) -> dict[str, Any]:
         "batch": asked.batch, "device": asked.device, "engine.precision": asked.precision,
         "optim": "sgd", "optim.lr": LR, "optim.gamma": 1.0, "train.scope": "all", "stream.frac": 50,
         "stream.partition": "dirichlet:2",
-        "synthetic.classes": classes, "synthetic.channels": channels, "synthetic.train": 100,
-        "synthetic.test": 1, "data.image_size": size,
+        "synthetic.classes": classes, "synthetic.channels": channels,
+        "synthetic.train": 50 * asked.clients, "synthetic.test": 1, "data.image_size": size,
     }  # fmt: skip
 
 
