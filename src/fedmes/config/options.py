@@ -41,7 +41,7 @@ class Engine(Section):
 
     name: Literal["auto", "loop", "stacked", "flower"] = option(
         "auto",
-        "engine: auto, loop, stacked or flower. `loop`: one client after the other; `stacked`: all "
+        "engine: auto, loop, stacked or flower. `loop`: each client by itself; `stacked`: all "
         "clients of all seeds at once; `flower`: each client as a node in Flower's simulation "
         "(`pip install 'fedmes[simulation]'`); `auto`: stacked on a GPU and, on a CPU, for "
         "`linear`, `mlp` and cached features, else loop.",

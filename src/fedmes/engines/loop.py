@@ -1,9 +1,10 @@
-"""One client after the other, in plain Python: the reference, and what runs on a site."""
+"""Each client by itself, in plain Python: the reference, and what runs on a site."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -16,6 +17,7 @@ from torch.func import vmap
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import ClientData, Federation, Samples
+from fedmes.engines.crew import Crew
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.server import Update, aggregate_round, tampered
 from fedmes.methods.base import ClientContext, Method
@@ -40,12 +42,14 @@ def client_round(
         for chunk in data.chunks(work.samples, work.position):
             sums = added(sums, method.measure(state, broadcast, chunk))
     state = state | method.begin_round(state, broadcast, sums, ctx)
-    for step in range(len(work.batch)):
-        batch = data.batch(work.batch[step], work.position)
-        mem = data.batch(work.memory[step], work.position)
-        epoch = _like(ctx.epoch, work.epoch[step])
-        now = ctx._replace(epoch=epoch, key=_like(ctx.key, work.key[step]))
-        state = state | method.step(state, broadcast, batch, mem, now)
+    # gradients of single samples are mapped over samples
+    with nullcontext() if method.dp_sgd else method.net.unmapped():
+        for step in range(len(work.batch)):
+            batch = data.batch(work.batch[step], work.position)
+            mem = data.batch(work.memory[step], work.position)
+            epoch = _like(ctx.epoch, work.epoch[step])
+            now = ctx._replace(epoch=epoch, key=_like(ctx.key, work.key[step]))
+            state = state | method.step(state, broadcast, batch, mem, now)
     return state | method.end_round(state, broadcast, ctx)
 
 
@@ -166,6 +170,32 @@ def _predict(
     return map_entries(torch.stack, stacked)
 
 
+class _Part(NamedTuple):
+    """What a client did in a round."""
+
+    work: Round
+    state: Tensors
+    upload: Tensors
+    report: dict[str, float]
+    seconds: float
+
+
+def _client_part(
+    broadcast: Tensors, g: int, method: Method, client: tuple[ClientData, Tensors]
+) -> _Part:
+    """Round g of a client with this data and state."""
+    data, state = client
+    work = data.plan.round(g)
+    assert work is not None
+    start = time.perf_counter()
+    state = tidy(client_round(method, state, broadcast, work, data))
+    upload = method.upload(state, data.ctx(work))
+    if work.factor != 1:
+        upload = tampered(method, upload, broadcast, work.factor)
+    report = map_entries(float, method.report(state, broadcast))
+    return _Part(work, state, upload, report, time.perf_counter() - start)
+
+
 class _Scored(NamedTuple):
     """What a predictor scored for a client: an averaged model on a test set that clients share is
     looked at once."""
@@ -185,7 +215,7 @@ class _Scored(NamedTuple):
 
 
 class LoopEngine:
-    """Trains and evaluates one client after the other."""
+    """Trains and evaluates each client by itself; on a CPU, one a core at the same time."""
 
     sites: tuple[Site, ...] = ()
     spent = ""  # experiment/accounts.py knows
@@ -200,6 +230,7 @@ class LoopEngine:
         self.method = method
         self.protocols = {"": EvalProtocol.of(method), **(protocols or {})}
         self.samples = samples
+        self._crew = Crew(method, samples.device)
         self.federations = federations
         self.initial = [f.initial for f in federations]
         self.client_data: list[OnDemand[ClientData]] = []  # [seed][client]
@@ -237,22 +268,14 @@ class LoopEngine:
         each_round, first_round = map(int, map(wire.size, method.sent_down(broadcast)))
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
-        for k in self.federations[s].stream.members(g).tolist():
-            data = self.client_data[s][k]
-            work = data.plan.round(g)
-            assert work is not None
-            start = time.perf_counter()
-            state = self.clients[s][k] = tidy(
-                client_round(method, self.clients[s][k], broadcast, work, data)
-            )
-            up = method.upload(state, data.ctx(work))
-            if work.factor != 1:
-                up = tampered(method, up, broadcast, work.factor)
-            updates[k] = Update(up, len(work.samples))
-            report = map_entries(float, method.report(state, broadcast))
-            seconds = time.perf_counter() - start
+        members = self.federations[s].stream.members(g).tolist()
+        tasks = [(self.client_data[s][k], self.clients[s][k]) for k in members]
+        trained = self._crew.map(partial(_client_part, broadcast, g), tasks)
+        for k, (work, state, upload, report, seconds) in zip(members, trained, strict=True):
+            self.clients[s][k] = state
+            updates[k] = Update(upload, len(work.samples))
             received = each_round + int(work.first) * first_round
-            sent = int(wire.size(up))
+            sent = int(wire.size(upload))
             done.append(RoundRow(s, k, work.position, work.index, report, sent, received, seconds))
         server, left_out = aggregate_round(
             method, broadcast, updates, len(self.client_data[s]), self.expected

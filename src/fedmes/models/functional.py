@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, cast
 
@@ -186,9 +187,11 @@ class Net:
     def _plain_gradient(
         self, loss: Callable[[Tensors], Any], params: Tensors, has_aux: bool
     ) -> tuple[Tensors, Any]:
-        """By plain autograd, which works for any module; `module.training` is true meanwhile."""
+        """By plain autograd, which works for any module; in a custom one, `module.training` is true
+        meanwhile."""
         leaves = map_entries(lambda p: p.detach().requires_grad_(), params)
-        self._train(True)
+        if not self.ours:
+            self._train(True)
         try:
             with torch.enable_grad():
                 answer = loss(leaves)
@@ -202,10 +205,22 @@ class Net:
                 else:  # there was no sample
                     gradient = map_entries(torch.zeros_like, params)
         finally:
-            self._train(False)
+            if not self.ours:
+                self._train(False)
         if has_aux:
             return gradient, tuple(map(Tensor.detach, answer))
         return gradient, value.detach()
+
+    @contextmanager
+    def unmapped(self) -> Iterator[None]:
+        """Meanwhile no call is mapped. For one client, two plain passes cost less than one that is
+        mapped over a batch and a memory batch."""
+        was = self.mapped
+        self.mapped = False
+        try:
+            yield
+        finally:
+            self.mapped = was
 
     def stackable(self) -> bool:
         """Can torch map a step and a prediction over clients? Not every layer has a rule for that
@@ -255,6 +270,8 @@ class Net:
         for dropout in self.dropouts:
             dropout.key = key
         named = {f"module.{name}": p.to(inside) for name, p in params.items()}
+        if self.ours and not self.mapped and x.device.type == "cpu":
+            named = map_entries(_channels_last, named)
         if x.is_floating_point():
             x = x.to(inside)
         answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
@@ -340,6 +357,11 @@ class Net:
             return logits.sum(), logits
 
         return self._plain_gradient(loss, self.initial, has_aux=True)[1][1]
+
+
+def _channels_last(p: Tensor) -> Tensor:
+    """A convolution's weights as a CPU convolves fastest; images follow their layout."""
+    return p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -8,26 +8,25 @@ mechanism for clients of unequal length and for more clients than are trained si
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
+from fedmes.engines.crew import method_for_a_thread
 from fedmes.engines.loop import accuracy_ahead, client_predictor
 from fedmes.engines.peers import ALONE, Peers
 from fedmes.engines.protocol import EvalProtocol
@@ -117,11 +116,8 @@ class StackedEngine:
         self.longest_epoch = survey.bounds.samples
         clients = self.seats.clients
         self.lanes = [Lane(self.method, self.batches, self.widths, longest, clients)]
-        # A module serves one thread at a time, so every lane has its own method and network;
-        # frozen parameters are shared.
-        frozen = list(chain.from_iterable(map(nn.Module.parameters, self.method.net.frozen)))
         for _ in range(lanes - 1):
-            method = copy.deepcopy(self.method, dict(zip(map(id, frozen), frozen, strict=True)))
+            method = method_for_a_thread(self.method)
             self.lanes.append(Lane(method, self.batches, self.widths, longest, clients))
         self._crew = ThreadPoolExecutor(lanes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
