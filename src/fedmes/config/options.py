@@ -61,8 +61,8 @@ class Engine(Section):
     )
     compile: bool | Literal["auto"] = option(
         "auto",
-        "auto, true or false: compile the stacked step with torch's compiler. `auto`: on a GPU, for "
-        "networks without frozen parts, in runs of 200 epochs or more in all.",
+        "auto, true or false: compile the stacked step with torch's compiler. `auto`: on a GPU, "
+        "for networks without frozen parts, in runs of 200 epochs or more in all.",
     )
 
 

@@ -25,8 +25,8 @@ ENOUGH = 96  # clients in a wave: more at once take more memory and save next to
 # coming and going costs time.
 STAY = 256
 LITTLE = 8e9
-# Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one takes
-# 7 ms less on an H200, and to compile it 50 s more than to record it.
+# Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one
+# takes 7 ms less on an H200, and to compile it 50 s more than to record it.
 EPOCHS_WORTH_COMPILING = 200
 
 
