@@ -64,18 +64,19 @@ def test_engines_agree_where_more_than_the_head_is_trained(trained):
 
 def test_the_engine_that_suits_a_network_with_a_frozen_front():
     """Features that are vectors are stacked on a CPU too; what has frozen parts is not compiled on
-    a GPU."""
+    a GPU, and short runs are not either."""
 
     def decided(device, make=Small, **options):
         asked = config.load(None, TINY | {"engine.compile": "auto"} | options)
         made = prepare(asked, {"model": make})
-        engine = resolve._engine(asked, made.method.net, "small", device)
+        engine = resolve._engine(asked, made.method.net, "small", device, tasks=100)
         return engine["engine.name"], engine["engine.compile"]
 
     assert decided("cpu") == ("stacked", False)
     assert decided("cpu", **{"model.cache": "off"}) == ("loop", False)
     assert decided("cuda") == ("stacked", False)
-    assert decided("cuda", CNN2) == ("stacked", True)
+    assert decided("cuda", CNN2, epochs=2) == ("stacked", True)
+    assert decided("cuda", CNN2, epochs=1, rounds=1) == ("stacked", False)
 
 
 def test_a_network_is_built_once_per_seed_and_tried_once(monkeypatch):
