@@ -1,4 +1,4 @@
-"""The stacked engine with torch.compile: the same numbers, and what is done without a compiler."""
+"""The stacked engine with a compiled step: the same numbers, and what is done without a compiler."""
 
 from shutil import which
 
@@ -18,7 +18,7 @@ NO_COMPILER = which("c++") is None and which("g++") is None
 @pytest.mark.slow
 @pytest.mark.skipif(NO_COMPILER, reason="needs a C++ compiler")
 def test_compiled_equals_plain():
-    """torch.compile on this machine's compiler; the same numbers to rounding."""
+    """With this machine's compiler; the same numbers to rounding."""
     prepared = prepared_with({"clients": 2, "memory": [0, 20], "tasks": 2, "model.width": 6})
     loop, stacked = engines(prepared, compiled=True)
     for g in range(4):

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vjp, vmap
+from torch.func import functional_call, grad, vjp, vmap
 
 from fedmes.errors import UserError, first_line
 from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
@@ -177,9 +177,7 @@ class Net:
         values."""
         if not self.mapped:
             return self._plain_gradient(loss, params, has_aux)
-        if torch.compiler.is_compiling():
-            return grad_and_value(loss, has_aux=has_aux)(params)
-        # The same, without what `grad_and_value` keeps for a second derivative: half the memory.
+        # `grad_and_value`, without what it keeps for a second derivative: half the memory.
         value, pull_back, *aux = vjp(loss, params, has_aux=has_aux)
         (gradient,) = pull_back(torch.ones_like(value), retain_graph=False, create_graph=False)
         return gradient, (value, *aux) if has_aux else value

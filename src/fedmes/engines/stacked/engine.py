@@ -269,7 +269,7 @@ class StackedEngine:
             for lane in self.lanes:
                 lane.prepare(self._compile)
         except Exception as error:  # compilers fail in many ways; the run continues without
-            what = "torch.compile" if self._compile else "a CUDA graph"
+            what = "compilation" if self._compile else "a CUDA graph"
             note = (
                 f"{what} failed, steps run without it ({type(error).__name__}: {first_line(error)})"
             )
