@@ -42,6 +42,11 @@ def prepared_with(options, staggered=False, own=None):
     return dataclasses.replace(prepared, federations=federations)
 
 
+def loop_engine(options):
+    made = prepare(config.load(None, options))
+    return LoopEngine(made.method, made.federations, made.samples)
+
+
 def engines(prepared, stack=1000, compiled=False):
     parts = (prepared.method, prepared.federations, prepared.samples)
     return LoopEngine(*parts), StackedEngine(*parts, stack, compiled)

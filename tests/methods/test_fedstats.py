@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedmes import config
-from fedmes.engines.loop import LoopEngine
 from fedmes.errors import UserError
-from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedstats import GRID, SHARES, discriminant, nearest_mean, regression
 from fedmes.tensors import pick
+from helpers.engine_runs import loop_engine
 
 TINY = {
     "benchmark": "synthetic", "method": "fedstats", "clients": 3, "tasks": 3, "rounds": 1,
@@ -20,10 +18,7 @@ TINY = {
 
 
 def engine(**options):
-    made = prepare(config.load(None, TINY | options))
-    run = LoopEngine(made.method, made.federations, made.samples)
-    run.federations = made.federations
-    return run
+    return loop_engine(TINY | options)
 
 
 def trained(**options):

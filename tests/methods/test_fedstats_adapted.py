@@ -5,14 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedmes import config
-from fedmes.engines.loop import LoopEngine
 from fedmes.engines.summed import check_aggregation
 from fedmes.errors import UserError
-from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedstats import GRID
 from fedmes.tensors import pick
-from helpers.engine_runs import assert_equal_runs, prepared_with
+from helpers.engine_runs import assert_equal_runs, loop_engine, prepared_with
 
 TINY = {
     "benchmark": "synthetic", "method": "fedstats", "fedstats.adapt": 2, "clients": 3, "tasks": 2,
@@ -23,10 +20,7 @@ TINY = {
 
 
 def engine(**options):
-    made = prepare(config.load(None, TINY | options))
-    run = LoopEngine(made.method, made.federations, made.samples)
-    run.federations = made.federations
-    return run
+    return loop_engine(TINY | options)
 
 
 def test_the_body_is_trained_and_then_fixed_for_good():
