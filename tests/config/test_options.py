@@ -80,3 +80,12 @@ def test_a_directory_with_the_former_name_is_the_same_run(tmp_path):
 def test_a_wrong_value_is_refused_under_the_present_name():
     with pytest.raises(UserError, match=r"eval.task_classes: must be 'own' or 'all', not 'some'"):
         config.load(None, {"eval.told": "some"})
+
+
+def test_a_benchmarks_options_for_its_network_are_not_for_another():
+    own = config.load(None, {"benchmark": "fcil-cifar100-10x10"})
+    assert (own.model.name, own.model.stem) == ("resnet18", 3)
+    same = config.load(None, {"benchmark": "fcil-cifar100-10x10", "model": "resnet18"})
+    assert same.model.stem == 3
+    other = config.load(None, {"benchmark": "fcil-cifar100-10x10", "model": "lite0"})
+    assert (other.model.name, other.model.stem) == ("lite0", None)
