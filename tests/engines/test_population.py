@@ -1,5 +1,7 @@
 """Many clients, of which a few take part: made when they do, kept on the host meanwhile."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -157,6 +159,21 @@ def test_rows_come_back_as_they_were(monkeypatch, room):
     assert [kept.changes(key) for key in (*keys, (0, 4))] == [2, 1, 1, 1, 0]
     for name, t in kept.packing.unpack(kept.rows(keys)).items():
         assert torch.equal(t, entries(1, 7, 3, 99_999)[name])
+
+
+def test_who_reads_or_writes_waits_for_rows_on_their_way(monkeypatch):
+    kept = ClientStore({name: t[0] for name, t in entries(0).items()})
+    kept.write([(0, 0)], kept.packing.pack(entries(1)))
+    kept.rows([(0, 0)])
+    order, row = [], kept._row
+    monkeypatch.setattr(kept, "_row", lambda number: order.append("row") or row(number))
+    on_its_way = SimpleNamespace(result=lambda: order.append("there"))
+    kept._on_the_way = [on_its_way]
+    kept.rows([(0, 0)])
+    assert order == ["there", "row"]
+    kept.write([(0, 0)], kept.packing.pack(entries(2)))
+    assert torch.equal(kept.packing.unpack(kept.rows([(0, 0)]))["w"], entries(2)["w"])
+    assert order[2:] == ["there", "row", "row"]
 
 
 def test_a_full_disk_is_said_before_anything_is_lost(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedmes.engines.stacked.lanes import Clients, over
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.store import ClientStore, Key
 from fedmes.methods.base import ClientContext, Method
-from fedmes.tensors import Tensors, grown, map_entries, pick, put, widened
+from fedmes.tensors import Tensors, grown, map_entries, pick, put
 
 
 class Fetched:
@@ -25,12 +25,14 @@ class Fetched:
     def __init__(self, store: ClientStore, wave: Grid) -> None:
         self.keys = _keys(wave)
         self.read_at = list(map(store.changes, self.keys))
-        self.rows = store.rows(self.keys)
+        self.places = [i for i, changes in enumerate(self.read_at) if changes]
+        self.rows = store.rows([self.keys[i] for i in self.places])
 
-    def refresh(self, store: ClientStore) -> None:
-        """Read again what has changed since."""
-        changed = [i for i, key in enumerate(self.keys) if store.changes(key) != self.read_at[i]]
-        store.read(self.keys, self.rows, changed)
+    def parts(self, store: ClientStore) -> Iterator[tuple[list[int], Tensor]]:
+        """The places of those that have a row, and the rows; again what has changed since."""
+        yield self.places, self.rows
+        late = [i for i, key in enumerate(self.keys) if store.changes(key) != self.read_at[i]]
+        yield late, store.rows([self.keys[i] for i in late])
 
 
 class Seats:
@@ -75,19 +77,21 @@ class Seats:
         self.batches.seat(self.plans)
         self._number()
         self.stand_at(each(lambda member: None, wave))
+        for name, value in self._fresh(self.clients.ctx).items():
+            self.clients.state[name].copy_(value)
         fetched = fetched or Fetched(self.store, wave)
-        fetched.refresh(self.store)
-        rows = fetched.rows.to(self.batches.device, non_blocking=True)
-        known: Tensor = torch.tensor([key in self.store for key in fetched.keys])
-        known = known.view(self.numbers.shape).to(self.batches.device)
-        fresh = self._fresh(self.clients.ctx)
-        stored = self.store.packing.unpack(rows)
-        for name, mine in self.clients.state.items():
-            value = fresh[name]
-            if name in stored:
-                theirs = stored[name].view(mine.shape)
-                value = torch.where(widened(known, mine), theirs, value)
-            mine.copy_(value)
+        for places, rows in fetched.parts(self.store):
+            if places:
+                self._seat(places, rows)
+
+    def _seat(self, places: list[int], rows: Tensor) -> None:
+        """Clients that have been here before."""
+        device = self.batches.device
+        there = torch.tensor(places).to(device)
+        stored = self.store.packing.unpack(rows.to(device, non_blocking=True))
+        for name, value in stored.items():
+            mine = self.clients.state[name]
+            mine.view(self.numbers.numel(), *mine.shape[2:]).index_copy_(0, there, value)
 
     def stand_at(self, works: Grid) -> None:
         """Contexts for these rounds; a client without one has an idle one's."""
@@ -103,7 +107,7 @@ class Seats:
         there = [i for i, (_, k) in enumerate(keys) if k != NOBODY]
         flat = {name: self.clients.state[name].flatten(0, 1)[there] for name in self.lasting}
         if flat and there:
-            self.store.write([keys[i] for i in there], self.store.packing.pack(flat).cpu())
+            self.store.write([keys[i] for i in there], self.store.packing.pack(flat))
 
     def state_of(self, seed: int, client: int) -> Tensors:
         """Of any client."""

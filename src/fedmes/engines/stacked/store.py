@@ -1,16 +1,19 @@
 """What outlives a round of every client that has trained, in the host's memory.
 
 A client's entries lie in one row of bytes, so that many clients travel to and from a device as one
-copy. Clients without a row are still what the method begins with, and cost nothing. Once the
-memory runs short, further rows lie in a temporary file that has its space before it is used: a disk
-that is full says so then, and not in the middle of a write.
+copy. Clients without a row are still what the method begins with, and cost nothing. Rows are
+written while others train: memory that is used for the first time takes longer than a device needs
+for a round. Once the memory runs short, further rows lie in a temporary file that has its space
+before it is used: a disk that is full says so then, and not in the middle of a write.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +25,7 @@ from fedmes.tensors import Tensors
 Key = tuple[int, int]  # seed, client
 SLAB = 64_000_000  # bytes that are reserved at a time
 RESERVED = 2_000_000_000  # bytes of memory that are left to others
+WRITERS = 4  # threads
 
 
 class ClientStore:
@@ -36,6 +40,8 @@ class ClientStore:
         self._slabs: list[Tensor] = []
         self._number: dict[Key, int] = {}
         self._changes: dict[Key, int] = {}
+        self._writers = ThreadPoolExecutor(WRITERS)
+        self._on_the_way: list[Future[None]] = []
 
     def __contains__(self, key: Key) -> bool:
         return key in self._number
@@ -48,36 +54,61 @@ class ClientStore:
         return self._changes.get(key, 0)
 
     def rows(self, keys: Sequence[Key]) -> Tensor:
-        """Bytes [n, width]; of clients without a row, anything."""
+        """Bytes [n, width], of clients that have a row."""
         found = torch.empty(len(keys), self.width, dtype=torch.uint8, pin_memory=self._pin)
-        self.read(keys, found, range(len(keys)))
+        self._wait()
+        for row, key in zip(found, keys, strict=True):
+            row.copy_(self._row(self._number[key]))
         return found
 
-    def read(self, keys: Sequence[Key], into: Tensor, places: Iterable[int]) -> None:
-        """The rows of some of the keys, each in its place."""
-        for i in places:
-            if (number := self._number.get(keys[i])) is not None:
-                into[i] = self._row(number)
-
     def write(self, keys: Sequence[Key], rows: Tensor) -> None:
-        for key, row in zip(keys, rows, strict=True):
-            number = self._number.get(key, len(self._number))
-            if number >= len(self._slabs) * self._per_slab:
-                self._slabs.append(self._slab())
-            self._row(number).copy_(row)
-            # last of all: another thread may read ahead meanwhile, and looks here again
-            self._number[key] = number
+        """`rows`, on any device, are the store's from now on. Who reads waits until they are
+        there."""
+        self._wait()
+        self._reserve(len(self._number) + sum(key not in self for key in keys))
+        arrived = None
+        if rows.is_cuda:
+            rows = torch.empty_like(rows, device="cpu", pin_memory=True).copy_(rows, True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        places = [self._number.setdefault(key, len(self._number)) for key in keys]
+        # before anybody is told of them: another thread may read ahead
+        self._on_the_way = [
+            self._writers.submit(self._write, places[w::WRITERS], rows[w::WRITERS], arrived)
+            for w in range(WRITERS)
+        ]
+        for key in keys:
             self._changes[key] = self.changes(key) + 1
+
+    def _write(self, places: list[int], rows: Tensor, arrived: torch.cuda.Event | None) -> None:
+        if arrived is not None:
+            arrived.synchronize()
+        for place, row in zip(places, rows, strict=True):
+            self._row(place).copy_(row)
+
+    def _wait(self) -> None:
+        for part in self._on_the_way:
+            part.result()
 
     def _row(self, number: int) -> Tensor:
         return self._slabs[number // self._per_slab][number % self._per_slab]
 
-    def _slab(self) -> Tensor:
-        """Room for further rows."""
+    def _reserve(self, rows: int) -> None:
+        """Room for so many."""
+        size = self._per_slab * self.width
+        free = limits.free_memory() - RESERVED  # what is reserved looks free until it is written
+        for _ in range(len(self._slabs) * self._per_slab, rows, self._per_slab):
+            free -= size
+            in_memory = not size or free > 0
+            self._slabs.append(self._in_memory() if in_memory else self._in_file())
+
+    def _in_memory(self) -> Tensor:
+        # numpy asks for large pages, which are taken sooner
+        return torch.from_numpy(np.empty((self._per_slab, self.width), dtype=np.uint8))
+
+    def _in_file(self) -> Tensor:
         shape = (self._per_slab, self.width)
         size = self._per_slab * self.width
-        if not size or limits.free_memory() - size > RESERVED:
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=self._pin and size > 0)
         try:
             with tempfile.NamedTemporaryFile(prefix="fedmes-clients-") as file:
                 file.write(bytes(size))
