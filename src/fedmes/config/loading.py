@@ -36,8 +36,9 @@ def load(
         given["custom"] = found  # and no others
     content: dict[str, Any] = {}
     merge(content, _defaults(given))
-    usual, asked = content.get("model", {}), given.get("model", {})
-    if asked.get("name", usual.get("name")) != usual.get("name"):
+    usual = content.get("model", {})
+    asked = given.get("model", {}).get("name", usual.get("name"))
+    if asked != usual.get("name"):
         usual.clear()  # a benchmark's options for its network are not for another one
     reason = ""
     if given.get("method") == "auto":
