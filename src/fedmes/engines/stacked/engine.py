@@ -114,11 +114,10 @@ class StackedEngine:
         survey = self.rota.survey()
         self.widths, longest = lay_out(survey, lanes, together)
         self.longest_epoch = survey.bounds.samples
-        clients = self.seats.clients
-        self.lanes = [Lane(self.method, self.batches, self.widths, longest, clients)]
-        for _ in range(lanes - 1):
-            method = method_for_a_thread(self.method)
-            self.lanes.append(Lane(method, self.batches, self.widths, longest, clients))
+        methods = [self.method, *(method_for_a_thread(self.method) for _ in range(lanes - 1))]
+        sizes = self.widths, longest
+        seats = self.seats.clients, self.seats.shared
+        self.lanes = [Lane(method, self.batches, *sizes, *seats) for method in methods]
         self._crew = ThreadPoolExecutor(lanes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
         self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
@@ -175,7 +174,7 @@ class StackedEngine:
         """Load models, of the active clients or of all; how many bytes the server sends in each
         round and in addition in a task's first."""
         new = over(self.method.begin_round, "cscc")(self.state, self.server, self.sums, self.ctx)
-        self._merge(new, active)
+        self._merge(self.seats.begin(new), active)
         each_round, first_round = self.method.sent_down(self.server)
         return {
             "each": beside_clients(wire.size(each_round, 1)),
