@@ -38,7 +38,7 @@ from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
-from fedmes.engines.stacked.settlement import Settlement
+from fedmes.engines.stacked.settlement import Settlement, joined
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
 from fedmes.engines.stacked.wave import WavePlan, beside_clients, rows_of
@@ -197,7 +197,8 @@ class StackedEngine:
         if method.config.faults.nan > 0 or method.config.faults.attackers > 0:
             tamper = partial(tampered, method)
             uploads = over(tamper, "csc")(uploads, broadcast, self.factor)
-        report = over(method.report, "cs")(self.state, broadcast)
+        by_group = [self.seats.clients.part(group).state for group in self.seats.groups]
+        report = joined([over(method.report, "cs")(state, broadcast) for state in by_group])
         numbers = {"up": wire.size(uploads, 2)} | put("report", report)
         return (
             put("upload", uploads)
@@ -222,7 +223,7 @@ class StackedEngine:
         for name, value in new.items():
             mine = self.state[name]
             if mask is not None:
-                value = _where(mask, value, mine)
+                value = torch.where(widened(mask, mine), value, mine)
             mine.copy_(value)
 
     def _measure(self, plan: WavePlan) -> None:
@@ -240,10 +241,12 @@ class StackedEngine:
 
     def _sums_of_measured(self) -> Tensors:
         assert self.method.measure is not None
-        state, server, ctx, seat = self.seats.clients
-        batch = self.batches.batch(self._measured, ctx, seat)
-        sums: Tensors = over(self.method.measure, "csc")(state, server, batch)
-        return sums
+        parts = []
+        for group in self.seats.groups:
+            state, server, ctx, seat = self.seats.clients.part(group)
+            batch = self.batches.batch(self._measured.part(group), ctx, seat)
+            parts.append(over(self.method.measure, "csc")(state, server, batch))
+        return joined(parts)
 
     def _train(self, plans: list[LanePlan]) -> None:
         for lane, plan in zip(self.lanes, plans, strict=True):
@@ -301,8 +304,12 @@ class StackedEngine:
         self.seats.stand_at(each(_last_round, plans, ended))
         new = over(self.method.end_task, "cc")(self.state, self.ctx)
         self._merge(new, self.batches.put(over_now))
-        group = evaluation.Group(wave, plans, ended, self.seats.clients)
-        return evaluation.score(group, self.batches, self.protocols)
+        everybody = evaluation.Group(wave, plans, ended, self.seats.clients)
+        scores = []
+        for group in self.seats.groups:
+            if over_now[:, group].any():
+                scores += evaluation.score(everybody.part(group), self.batches, self.protocols)
+        return scores
 
     def _looking_ahead(self, score: Score) -> Score:
         """With the accuracy on the next task, where it is asked for; one client after the other."""
@@ -388,8 +395,3 @@ def _copy(into: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> Non
     for mine, new in zip(into, values, strict=True):
         if mine is not None and new is not None:
             mine.copy_(new)
-
-
-def _where(flags: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new values where a flag of the first axes is set, elsewhere the old."""
-    return torch.where(widened(flags, new), new, old)

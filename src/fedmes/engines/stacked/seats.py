@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.engines.client_data import IDLE
-from fedmes.engines.stacked.batches import Batches, Grid, each
+from fedmes.engines.stacked.batches import Batches, Grid, each, groups
 from fedmes.engines.stacked.lanes import Clients, over
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.steps_only import needed_in_steps_only
@@ -52,6 +52,7 @@ class Seats:
         self.rota = rota
         self.initial = initial
         seeds = len(rota.streams)
+        self.groups = groups(seeds, rota.seats)  # that are looked at together
         self.members = rota.waves(0)[0]
         self.plans = rota.plans(self.members)
         batches.seat(self.plans)
