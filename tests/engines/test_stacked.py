@@ -1,5 +1,6 @@
 """The stacked engine gives what the loop gives: for every method, in every awkward situation."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,11 +12,13 @@ import fedmes
 from fedmes import config
 from fedmes.engines import capacity
 from fedmes.engines.capacity import HEADROOM, activation_bytes, check, replicas_that_fit
+from fedmes.engines.stacked import batches
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS, fedstats
 from fedmes.methods.fedavg import FedAvg
 from helpers.engine_runs import (
     AWKWARD,
+    assert_equal_rows,
     assert_equal_runs,
     assert_equal_states,
     engines,
@@ -49,8 +52,34 @@ def test_weights_are_equal_after_a_round_in_float32(method, monkeypatch):
 
 
 @pytest.mark.slow
-def test_chunks_change_nothing():
+def test_chunks_change_nothing(monkeypatch):
+    monkeypatch.setattr(batches, "SIDE_BY_SIDE", 3)
     assert_equal_runs(prepared_with({}, staggered=True), stacks=(1, 3, 6))
+
+
+class Telling(FedAvg):
+    """Reports of its optimizer, too."""
+
+    round_only = FedAvg.round_only
+
+    def report(self, state, broadcast):
+        return super().report(state, broadcast) | {"moment": state["opt.v.head.bias"].sum()}
+
+
+@pytest.mark.parametrize("method", [FedAvg, Telling])
+def test_seats_have_no_moments_unless_they_are_read_after_the_last_step(method, monkeypatch):
+    """Three clients on two slots: one trains on both of them, and takes its moments along."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # one lane
+    prepared = prepared_with({"clients": 3, "memory": 0, "method": "fedavg", "stream.frac": 9})
+    prepared = dataclasses.replace(prepared, method=method(prepared.method.net, prepared.config))
+    loop, stacked = engines(prepared)
+    assert stacked.widths.slots == 2
+    assert_equal_rows(stacked.round(0), loop.round(0))
+    assert_equal_states(loop, stacked, 1e-12)
+    own = {name for name in stacked.state if name.startswith("opt.")} - stacked.seats.shared
+    assert own == ({"opt.v.head.bias"} if method is Telling else set())
+    moments = stacked.state["opt.m.head.weight"]
+    assert moments.untyped_storage().nbytes() == 8 * moments[:, 0].numel()
 
 
 @pytest.mark.slow

@@ -72,6 +72,8 @@ def test_width_balances_idle_slots_and_overhead():
     assert timetable.width_for(equal, 100) == 10
     assert timetable.width_for(equal, 4) == 4
     assert timetable.width_for(np.array([[[10, 5, 5]]]), 100) == 2
+    # three slots cost 34 steps x 6, four 29 x 7: a fourth is not worth its memory
+    assert timetable.width_for(np.array([[[12, 14, 29, 24, 21]]]), 100) == 3
 
 
 def test_lanes_share_the_work():

@@ -36,10 +36,10 @@ def replicas_that_fit(method: Method, federations: Sequence[Federation], samples
     weights, state = _client_bytes(method, federations[0], samples)
     replicas = len(federations) * wanted_together(federations)
     bounds = Bounds.over(f.plans for f in federations)
-    # For every client: its state, and a copy while it is merged. On a slot: the state before and
-    # after a step, two gradients and what the optimizer makes of them, and what the backward pass
-    # needs, with as much again in passing.
-    kept = 2 * state + weights
+    # For every client: at most its state, and what is made of it when it is merged or averaged. On
+    # a slot: the state, that of a client which waits for another slot, two gradients and what the
+    # optimizer makes of them, and what the backward pass needs, with as much again in passing.
+    kept = state + weights
     width = bounds.batch + bounds.memory
     slot = 2 * state + 5 * weights + 2 * width * activation_bytes(method.net, samples)
     slot += _sample_gradients(method, bounds, weights)

@@ -23,12 +23,21 @@ from fedmes.tensors import Tensors, cast, stacked
 
 Grid = list[list[Any]]  # [seed][client]
 NO_SAMPLES: Ints = np.zeros(0, np.int64)
-TOGETHER = 128  # samples of each client in one forward pass outside of training
+# samples of each client in one forward pass outside of training, and clients of all seeds in it:
+# more at once take more memory, and a GPU is busy with fewer
+TOGETHER = 128
+SIDE_BY_SIDE = 32
 
 
 def each(function: Callable[..., Any], *grids: Grid) -> Grid:
     """A function of one client, for every client of every seed."""
     return [list(map(function, *rows)) for rows in zip(*grids, strict=True)]
+
+
+def groups(seeds: int, seats: int) -> list[slice]:
+    """Seats in equal parts, of some SIDE_BY_SIDE clients of all seeds each."""
+    width = -(-seats // -(-seeds * seats // SIDE_BY_SIDE))
+    return [slice(start, start + width) for start in range(0, seats, width)]
 
 
 def longest(grid: Grid) -> int:
@@ -61,6 +70,12 @@ class Numbers(NamedTuple):
     place: Tensor  # in the memory
     # the samples as stored, where they were fetched from another memory than the device's
     x: Tensor | None = None
+
+    def part(self, group: slice) -> Numbers:
+        """Views of some clients'."""
+        rows, task, place, x = self
+        own = itemgetter((slice(None), group))
+        return Numbers(own(rows), own(task), own(place), None if x is None else own(x))
 
 
 class Batches:

@@ -6,6 +6,11 @@ memory, wherever the tap points. Pixels are counted over all images of a group.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,10 +19,13 @@ from fedmes.engines.stacked.grouped_conv import INPUTS, OUTPUTS
 
 # measured on an H200 for 32 to 128 channels per client
 PIXELS = 128
+# a kernel is compiled anew where it helps that 16 divides a number, which it does not here
+SAME_KERNEL = ["images"]
 PIPELINED = {"num_warps": 4, "num_stages": 3}
+THREADS = 4  # that compile kernels; more would take time from the one that compiles the step
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SAME_KERNEL)
 def _convolve(  # type: ignore[no-untyped-def]
     x, taps, out, pixels, images,
     h: tl.constexpr, w: tl.constexpr, oh: tl.constexpr, ow: tl.constexpr,
@@ -61,7 +69,7 @@ def _convolve(  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SAME_KERNEL)
 def _weight_gradient(  # type: ignore[no-untyped-def]
     x, g, out, pixels, images, share, groups,
     h: tl.constexpr, w: tl.constexpr, oh: tl.constexpr, ow: tl.constexpr,
@@ -103,19 +111,51 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     tl.store(to, total, mask=(o < co)[:, None] & (i < ci)[None, :])
 
 
-def convolve(x: Tensor, taps: Tensor, out: Tensor, kernel: list[int], padding: list[int]) -> None:
+class Launch(NamedTuple):
+    """Of a kernel, with tensors or with what is known of them before they are there."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]  # which it is compiled for
+
+    def run(self) -> None:
+        while _ahead:
+            _ahead.pop().exception()  # wait; what failed there fails again below
+        self.kernel[self.grid](*self.tensors, *self.counts, *self.sizes, **PIPELINED)
+
+    def compile(self) -> None:
+        kinds = [tensor.dtype for tensor in self.tensors]
+        with torch.cuda.device(self.tensors[0].device):
+            self.kernel.warmup(*kinds, *self.counts, *self.sizes, grid=self.grid, **PIPELINED)
+
+
+_ahead: list[Future[None]] = []
+
+
+def compile_ahead(launches: Iterable[Launch]) -> None:
+    """Begin to compile their kernels, several at a time and while others work: the first launch of
+    each would do it one after the other."""
+    pool = ThreadPoolExecutor(THREADS)
+    different = {(launch.kernel.__name__, launch.sizes): launch for launch in launches}
+    _ahead.extend(pool.submit(launch.compile) for launch in different.values())
+    pool.shutdown(wait=False)
+
+
+def convolve(x: Tensor, taps: Tensor, out: Tensor, kernel: list[int], padding: list[int]) -> Launch:
     groups, n, h, w, ci = x.shape
     _, _, oh, ow, co = out.shape
     pixels = n * oh * ow
     outputs = _block(co, OUTPUTS)
     grid = (triton.cdiv(pixels, PIXELS), triton.cdiv(co, outputs), groups)
-    sizes = (pixels, n, h, w, oh, ow, ci, co, *kernel, *padding)
-    _convolve[grid](x, taps, out, *sizes, PIXELS, outputs, _block(ci, INPUTS), **PIPELINED)
+    sizes = (h, w, oh, ow, ci, co, *kernel, *padding, PIXELS, outputs, _block(ci, INPUTS))
+    return Launch(_convolve, grid, (x, taps, out), (pixels, n), sizes)
 
 
 def weight_gradient(
     x: Tensor, g: Tensor, out: Tensor, kernel: list[int], padding: list[int]
-) -> None:
+) -> Launch:
     groups, n, h, w, ci = x.shape
     _, _, oh, ow, co = g.shape
     parts, _, taps, _, _ = out.shape
@@ -125,8 +165,8 @@ def weight_gradient(
     wide = 128 if outputs * inputs <= 1024 else 64
     grid = (taps * triton.cdiv(co, outputs) * triton.cdiv(ci, inputs), groups, parts)
     share = triton.cdiv(triton.cdiv(pixels, parts), wide) * wide
-    sizes = (pixels, n, share, groups, h, w, oh, ow, ci, co, *kernel, *padding)
-    _weight_gradient[grid](x, g, out, *sizes, wide, outputs, inputs, **PIPELINED)
+    sizes = (h, w, oh, ow, ci, co, *kernel, *padding, wide, outputs, inputs)
+    return Launch(_weight_gradient, grid, (x, g, out), (pixels, n, share, groups), sizes)
 
 
 def _block(size: int, most: int) -> int:

@@ -38,7 +38,7 @@ from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
-from fedmes.engines.stacked.settlement import Settlement
+from fedmes.engines.stacked.settlement import Settlement, joined
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
 from fedmes.engines.stacked.wave import WavePlan, beside_clients, rows_of
@@ -114,11 +114,10 @@ class StackedEngine:
         survey = self.rota.survey()
         self.widths, longest = lay_out(survey, lanes, together)
         self.longest_epoch = survey.bounds.samples
-        clients = self.seats.clients
-        self.lanes = [Lane(self.method, self.batches, self.widths, longest, clients)]
-        for _ in range(lanes - 1):
-            method = method_for_a_thread(self.method)
-            self.lanes.append(Lane(method, self.batches, self.widths, longest, clients))
+        methods = [self.method, *(method_for_a_thread(self.method) for _ in range(lanes - 1))]
+        sizes = self.widths, longest
+        seats = self.seats.clients, self.seats.shared
+        self.lanes = [Lane(method, self.batches, *sizes, *seats) for method in methods]
         self._crew = ThreadPoolExecutor(lanes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
         self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
@@ -175,7 +174,7 @@ class StackedEngine:
         """Load models, of the active clients or of all; how many bytes the server sends in each
         round and in addition in a task's first."""
         new = over(self.method.begin_round, "cscc")(self.state, self.server, self.sums, self.ctx)
-        self._merge(new, active)
+        self._merge(self.seats.begin(new), active)
         each_round, first_round = self.method.sent_down(self.server)
         return {
             "each": beside_clients(wire.size(each_round, 1)),
@@ -198,7 +197,8 @@ class StackedEngine:
         if method.config.faults.nan > 0 or method.config.faults.attackers > 0:
             tamper = partial(tampered, method)
             uploads = over(tamper, "csc")(uploads, broadcast, self.factor)
-        report = over(method.report, "cs")(self.state, broadcast)
+        by_group = [self.seats.clients.part(group).state for group in self.seats.groups]
+        report = joined([over(method.report, "cs")(state, broadcast) for state in by_group])
         numbers = {"up": wire.size(uploads, 2)} | put("report", report)
         return (
             put("upload", uploads)
@@ -223,7 +223,7 @@ class StackedEngine:
         for name, value in new.items():
             mine = self.state[name]
             if mask is not None:
-                value = _where(mask, value, mine)
+                value = torch.where(widened(mask, mine), value, mine)
             mine.copy_(value)
 
     def _measure(self, plan: WavePlan) -> None:
@@ -241,10 +241,12 @@ class StackedEngine:
 
     def _sums_of_measured(self) -> Tensors:
         assert self.method.measure is not None
-        state, server, ctx, seat = self.seats.clients
-        batch = self.batches.batch(self._measured, ctx, seat)
-        sums: Tensors = over(self.method.measure, "csc")(state, server, batch)
-        return sums
+        parts = []
+        for group in self.seats.groups:
+            state, server, ctx, seat = self.seats.clients.part(group)
+            batch = self.batches.batch(self._measured.part(group), ctx, seat)
+            parts.append(over(self.method.measure, "csc")(state, server, batch))
+        return joined(parts)
 
     def _train(self, plans: list[LanePlan]) -> None:
         for lane, plan in zip(self.lanes, plans, strict=True):
@@ -302,8 +304,12 @@ class StackedEngine:
         self.seats.stand_at(each(_last_round, plans, ended))
         new = over(self.method.end_task, "cc")(self.state, self.ctx)
         self._merge(new, self.batches.put(over_now))
-        group = evaluation.Group(wave, plans, ended, self.seats.clients)
-        return evaluation.score(group, self.batches, self.protocols)
+        everybody = evaluation.Group(wave, plans, ended, self.seats.clients)
+        scores = []
+        for group in self.seats.groups:
+            if over_now[:, group].any():
+                scores += evaluation.score(everybody.part(group), self.batches, self.protocols)
+        return scores
 
     def _looking_ahead(self, score: Score) -> Score:
         """With the accuracy on the next task, where it is asked for; one client after the other."""
@@ -389,8 +395,3 @@ def _copy(into: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> Non
     for mine, new in zip(into, values, strict=True):
         if mine is not None and new is not None:
             mine.copy_(new)
-
-
-def _where(flags: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new values where a flag of the first axes is set, elsewhere the old."""
-    return torch.where(widened(flags, new), new, old)

@@ -42,12 +42,12 @@ class Group(NamedTuple):
     ended: Grid  # the index of the task that has just ended; None: the client's continues
     clients: Clients
 
-    def first(self) -> Group:
-        """Its first client alone."""
-        one = itemgetter(slice(1))
+    def part(self, seats: slice) -> Group:
+        """Some of them."""
+        some = itemgetter(seats)
         grids = self.numbers, self.plans, self.ended
-        numbers, plans, ended = (list(map(one, grid)) for grid in grids)
-        return Group(numbers, plans, ended, self.clients.part(slice(1)))
+        numbers, plans, ended = (list(map(some, grid)) for grid in grids)
+        return Group(numbers, plans, ended, self.clients.part(seats))
 
 
 def score(group: Group, batches: Batches, protocols: Mapping[str, EvalProtocol]) -> list[Score]:
@@ -66,7 +66,7 @@ def _score(group: Group, batches: Batches, protocols: Mapping[str, EvalProtocol]
     predictor = _predictor(group, batches, next(iter(protocols.values())))
     looked_at = group
     if _alike(group, predictor):
-        looked_at = group.first()
+        looked_at = group.part(slice(1))  # one of them
         predictor = map_entries(itemgetter((slice(None), slice(1))), predictor)
     tests = each(_test_pieces, looked_at.plans, looked_at.ended)
     kinds, right, lost = _count(looked_at, batches, protocols, predictor, tests)

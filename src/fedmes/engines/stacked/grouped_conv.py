@@ -39,7 +39,7 @@ def convolve(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int]) -> 
     from fedmes.engines.stacked import conv_kernels
 
     out = convolve_shape(x, taps, kernel, padding)
-    conv_kernels.convolve(x.contiguous(), taps.contiguous(), out, kernel, padding)
+    conv_kernels.convolve(x.contiguous(), taps.contiguous(), out, kernel, padding).run()
     return out
 
 
@@ -57,7 +57,7 @@ def weight_gradient(x: Tensor, g: Tensor, kernel: list[int], padding: list[int])
     from fedmes.engines.stacked import conv_kernels
 
     out = weight_gradient_shape(x, g, kernel, padding)
-    conv_kernels.weight_gradient(x.contiguous(), g.contiguous(), out, kernel, padding)
+    conv_kernels.weight_gradient(x.contiguous(), g.contiguous(), out, kernel, padding).run()
     return out
 
 
@@ -87,6 +87,7 @@ class GroupedConvolutions(CustomGraphPass):
             elif node.target is aten.convolution_backward.default:
                 rewriting.backward(node)
         graph.eliminate_dead_code()
+        _compile_ahead(graph)
 
     def uuid(self) -> Any:
         from fedmes.engines.stacked import conv_kernels
@@ -183,6 +184,24 @@ class _Rewriting:
         new = self.graph.call_function(target, arguments, named)
         new.meta["val"] = target(*map(_value, arguments), **named)
         return new
+
+
+def _compile_ahead(graph: fx.Graph) -> None:
+    """Begin to compile the kernels that a graph launches, while the compiler works on the rest."""
+    ours = [node for node in graph.nodes if getattr(node.target, "namespace", "") == "fedmes"]
+    if not ours or _value(ours[0]).device.type != "cuda":
+        return
+    from fedmes.engines.stacked import conv_kernels
+
+    launches = {
+        torch.ops.fedmes.convolve.default: conv_kernels.convolve,
+        torch.ops.fedmes.weight_gradient.default: conv_kernels.weight_gradient,
+    }
+    made = []
+    for node in ours:
+        one, other, *how = map(_value, node.args)
+        made.append(launches[node.target](one, other, _value(node), *how))
+    conv_kernels.compile_ahead(made)
 
 
 def _can(x: fx.Node, w: fx.Node, how: list[Any]) -> bool:

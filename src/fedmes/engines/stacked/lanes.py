@@ -8,7 +8,8 @@ products run at full speed on one core, and lanes need not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Set
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -140,13 +141,20 @@ class Lane:
     """Slots that step together: per seed and slot, one client's state and context."""
 
     def __init__(
-        self, method: Method, batches: Batches, widths: Widths, longest: int, clients: Clients
+        self,
+        method: Method,
+        batches: Batches,
+        widths: Widths,
+        longest: int,
+        clients: Clients,
+        shared: Set[str],
     ) -> None:
         """`longest`: steps in the longest wave. `clients`: all on the device; lanes write to
-        different ones."""
+        different ones. `shared`: entries of which a seat has only what a round begins with."""
         self.method = method
         self.batches = batches
         self.clients = clients
+        self.shared = shared
         self.server = clients.server
         room = partial(_slots, widths)
         self.slots = map_entries(room, clients.state)
@@ -231,7 +239,12 @@ class Lane:
         """All steps of the round; in between, clients enter and leave their slots."""
         self.clock.zero_()
         done = 0
-        for step, entering, leaving in table.changes():
+        changes = table.changes()
+        visits = Counter(
+            (seed, client) for _, entering, _ in changes for seed, _, client in entering.tolist()
+        )
+        parked: dict[tuple[int, int], list[list[Tensor]]] = {}
+        for step, entering, leaving in changes:
             for i in range(done, step):
                 self._fetch(i)
                 self.advance()
@@ -241,8 +254,13 @@ class Lane:
                     self._views("changed client", seed, client),
                     self._views("changed slot", seed, slot),
                 )
+                visits[seed, client] -= 1
+                if visits[seed, client]:
+                    parked[seed, client] = _cloned(self._views("shared slot", seed, slot))
             for seed, slot, client in entering.tolist():
                 _copy(self._views("slot", seed, slot), self._views("client", seed, client))
+                if (seed, client) in parked:
+                    _copy(self._views("shared slot", seed, slot), parked.pop((seed, client)))
 
     def _fetch(self, step: int) -> None:
         """Samples from another memory, in their place before the step reads them. They are gathered
@@ -257,11 +275,13 @@ class Lane:
         key = (what, seed, index)
         if key not in self._made_views:
             state, _, ctx, seat = self.clients
+            kept = [name for name in self.changed if name not in self.shared]
             sources: dict[str, list[Tensor]] = {
                 "client": [*state.values(), *ctx, seat],
                 "slot": [*self.slots.values(), *self.slot_ctx, self.slot_seat],
-                "changed client": [state[name] for name in self.changed],
-                "changed slot": [self.slots[name] for name in self.changed],
+                "changed client": [state[name] for name in kept],
+                "changed slot": [self.slots[name] for name in kept],
+                "shared slot": [self.slots[name] for name in self.changed if name in self.shared],
             }
             by_type: dict[torch.dtype, list[Tensor]] = {}
             for tensor in sources[what]:
@@ -278,3 +298,9 @@ def _slots(widths: Widths, t: Tensor) -> Tensor:
 def _copy(into: list[list[Tensor]], values: list[list[Tensor]]) -> None:
     for mine, theirs in zip(into, values, strict=True):
         torch._foreach_copy_(mine, theirs)
+
+
+def _cloned(values: list[list[Tensor]]) -> list[list[Tensor]]:
+    places = [list(map(torch.empty_like, tensors)) for tensors in values]
+    _copy(places, values)
+    return places

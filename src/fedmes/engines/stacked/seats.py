@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.engines.client_data import IDLE
-from fedmes.engines.stacked.batches import Batches, Grid, each
+from fedmes.engines.stacked.batches import Batches, Grid, each, groups
 from fedmes.engines.stacked.lanes import Clients, over
 from fedmes.engines.stacked.rota import NOBODY, Rota
+from fedmes.engines.stacked.steps_only import needed_in_steps_only
 from fedmes.engines.stacked.store import ClientStore, Key
 from fedmes.methods.base import ClientContext, Method
 from fedmes.tensors import Tensors, grown, map_entries, pick, put
@@ -52,20 +54,25 @@ class Seats:
         self.rota = rota
         self.initial = initial
         seeds = len(rota.streams)
+        self.groups = groups(seeds, rota.seats)  # that are looked at together
         self.members = rota.waves(0)[0]
         self.plans = rota.plans(self.members)
         batches.seat(self.plans)
         ctx = self._contexts([[IDLE] * rota.seats] * seeds)
-        state = map_entries(torch.clone, self._fresh(ctx))
+        state = self._fresh(ctx)
         server = map_entries(torch.clone, vmap(method.server)(initial))
-        seat = torch.arange(rota.seats, device=batches.device).expand(seeds, -1).contiguous()
-        self.clients = Clients(state, server, ctx, seat)
-        self.numbers = torch.empty_like(seat)  # of the clients; of nobody, one more than the last
-        self._number()
         methods = (method, *evaluated)
         self.lasting = list(filter(partial(_lasts, methods), state))
         like = {name: state[name][0, 0] for name in self.lasting}
         self.store = ClientStore(like, pin=batches.device.type == "cuda")
+        # Entries whose place a seed's clients share: it has what all of them begin a round with.
+        # Later, each client's own are where it trains (lanes.py).
+        self.shared = self._needed_in_steps_only(Clients(state, server, ctx, ctx.client))
+        state = {name: self._place(name, t) for name, t in state.items()}
+        seat = torch.arange(rota.seats, device=batches.device).expand(seeds, -1).contiguous()
+        self.clients = Clients(state, server, ctx, seat)
+        self.numbers = torch.empty_like(seat)  # of the clients; of nobody, one more than the last
+        self._number()
 
     def take(self, wave: Grid, fetched: Fetched | None = None) -> None:
         """These clients come, others go."""
@@ -78,7 +85,8 @@ class Seats:
         self._number()
         self.stand_at(each(lambda member: None, wave))
         for name, value in self._fresh(self.clients.ctx).items():
-            self.clients.state[name].copy_(value)
+            if name not in self.shared:
+                self.clients.state[name].copy_(value)
         fetched = fetched or Fetched(self.store, wave)
         for places, rows in fetched.parts(self.store):
             if places:
@@ -98,6 +106,20 @@ class Seats:
         new = self._contexts(each(lambda work: work or IDLE, works))
         for mine, value in zip(self.clients.ctx, new, strict=True):
             mine.copy_(value)
+
+    def begin(self, begun: Tensors) -> Tensors:
+        """Take over those entries of a round's beginning that have a shared place; the others. In
+        its first round it shows whether a seed's clients begin with the same."""
+        own: Tensors = {}
+        for name, value in begun.items():
+            if name in self.shared and len(value[0]) > 1 and value.stride(1):
+                self.shared.remove(name)
+                self.clients.state[name] = self.clients.state[name].clone()
+            if name in self.shared:
+                self.clients.state[name][:, :1].copy_(value[:, :1])
+            else:
+                own[name] = value
+        return own
 
     def keep(self) -> None:
         """What has to outlive the clients' stay goes to the store."""
@@ -147,7 +169,7 @@ class Seats:
             keys = [(int(s), int(k)) for s, k in np.ndindex(*tensors["learned"].shape)]
             entries = map_entries(lambda t: t.flatten(0, 1), stacked)
             if self.rota.all_stay:
-                names = list(self.clients.state)
+                names = [name for name in self.clients.state if name not in self.shared]
         for i, (s, k) in enumerate(keys):
             if k not in self.rota.mine:
                 continue
@@ -176,6 +198,20 @@ class Seats:
         """The states of clients that have not trained yet."""
         state: Tensors = over(self.method.init, "sc")(self.initial, ctx)
         return state
+
+    def _needed_in_steps_only(self, clients: Clients) -> set[str]:
+        first = itemgetter((0, 0))
+        names = set(clients.state) - set(self.lasting)
+        state = map_entries(first, clients.state)
+        server = map_entries(itemgetter(0), clients.server)
+        return needed_in_steps_only(
+            self.method, names, state, server, ClientContext(*map(first, clients.ctx))
+        )
+
+    def _place(self, name: str, like: Tensor) -> Tensor:
+        if name in self.shared:
+            return like[:, :1].clone().expand_as(like)
+        return like.clone()
 
     def _number(self) -> None:
         numbers = torch.tensor(self.members)

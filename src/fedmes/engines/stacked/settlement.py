@@ -52,7 +52,8 @@ class Settlement:
         in_order = self.method.aggregation == "individual" and not all_here
         if in_order:  # each upload has the place of its client
             votes = Votes(*(self._in_place(clients, part) for part in votes))
-        settle = vmap(partial(server.settle_round, self.method))
+        # one seed after the other: what is computed of all uploads takes as much memory as they do
+        settle = vmap(partial(server.settle_round, self.method), chunk_size=1)
         average, taken, verdict = settle(self.server, votes)
         self._take_over(average, taken)
         if in_order:
@@ -139,7 +140,7 @@ class Settlement:
 
     def _all(self, parts: Sequence[Any]) -> Any:
         """Tensors, or dictionaries of them, of several waves here and elsewhere as one."""
-        mine = _joined(parts)
+        mine = joined(parts)
         if isinstance(mine, dict):
             return map_entries(self.peers.beside, mine)
         return self.peers.beside(mine)
@@ -174,10 +175,10 @@ def _on(like: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda t: t.to(like.device)
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Any]) -> Any:
     """Tensors, or dictionaries of them, of several waves as one."""
     if isinstance(parts[0], dict):
-        return {name: _joined(list(map(itemgetter(name), parts))) for name in parts[0]}
+        return {name: joined(list(map(itemgetter(name), parts))) for name in parts[0]}
     return torch.cat(list(parts), dim=1)
 
 

@@ -60,11 +60,13 @@ def share_out(steps: Ints, lanes: int) -> Ints:
     return shared
 
 
+HARDLY = 0.01
 OVERHEAD = 3  # what a step costs in addition to its slots, in slots (measured, GPU and CPU)
 
 
 def width_for(steps: Ints, limit: int) -> int:
-    """The number of slots per seed that makes a run shortest, for steps[round, seed, client]."""
+    """The number of slots per seed that makes a run shortest, for steps[round, seed, client], or
+    the least with which it is hardly longer: a slot takes several times a network's memory."""
     longest = steps.max(axis=(1, 2))  # by round
     total = steps.sum(axis=2).max(axis=1)
 
@@ -72,7 +74,9 @@ def width_for(steps: Ints, limit: int) -> int:
         length = int(np.maximum(longest, -(-total // width)).sum())
         return length * (steps.shape[1] * width + OVERHEAD)
 
-    return min(range(1, min(limit, steps.shape[2]) + 1), key=cost)
+    widths = range(1, min(limit, steps.shape[2]) + 1)
+    shortest = min(map(cost, widths))
+    return next(width for width in widths if cost(width) <= (1 + HARDLY) * shortest)
 
 
 def length_for(steps: Ints, width: int) -> int:
