@@ -36,6 +36,7 @@ from fedmes.engines.stacked import evaluation
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
+from fedmes.engines.stacked.met_classes import met_classes
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
 from fedmes.engines.stacked.settlement import Settlement
@@ -115,10 +116,12 @@ class StackedEngine:
         self.widths, longest = lay_out(survey, lanes, together)
         self.longest_epoch = survey.bounds.samples
         clients = self.seats.clients
-        self.lanes = [Lane(self.method, self.batches, self.widths, longest, clients)]
-        for _ in range(lanes - 1):
-            method = method_for_a_thread(self.method)
-            self.lanes.append(Lane(method, self.batches, self.widths, longest, clients))
+        met = None
+        if self.rota.all_stay and self.widths.memory:
+            met = met_classes(self.method, self.seats.plans, self.batches, self.state)
+        methods = [self.method, *(method_for_a_thread(self.method) for _ in range(lanes - 1))]
+        sizes = self.widths, longest
+        self.lanes = [Lane(method, self.batches, *sizes, clients, met) for method in methods]
         self._crew = ThreadPoolExecutor(lanes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
         self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
