@@ -117,6 +117,8 @@ class Samples:
         x = self.stored(rows)
         if self.whole:
             return x
+        if self.are_features:
+            return x.to(self.dtype)
         offset, divisor = scale
         source: slice | Tensor = slice(1)
         if self.source is not None and len(offset) > 1:

@@ -104,6 +104,9 @@ class Method:
     # parts of the state (entries `part.*`, or one entry `part`) that every round makes anew before
     # it reads them, and that nothing reads between rounds: they are not kept for absent clients
     round_only: ClassVar[tuple[str, ...]] = ()
+    # how the names of entries end whose first axis is classes, where a step neither reads nor
+    # changes what belongs to a class that the client has not met, and reads no broadcast
+    by_class: ClassVar[tuple[str, ...]] = ()
     # does it keep sums in float64, which not every device has?
     exact_sums: ClassVar[bool] = False
     # options for all methods that this one ignores

@@ -39,6 +39,7 @@ class FedMeSPlus(Taught):
     Options = FedmesplusOptions
     store = "memory"
     sample_gradients = (1, 1)
+    by_class = ("head.weight", "head.bias", "past.seen")
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
     eval_model = "halfway"

@@ -31,28 +31,59 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, weight, _, low, up = inputs
-        ctx.save_for_backward(weight, low, up)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, low, up = ctx.saved_tensors
-        return grad @ weight, None, None, grad @ up, grad.mT @ low
+        """`_Adapted` knows the gradients, and there is no second derivative."""
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor,
         bias: Tensor | None, low: Tensor, up: Tensor,
     ) -> tuple[Tensor, int]:  # fmt: skip
-        """One more axis in front; the frozen layer has none."""
-        own = []
-        for tensor, dim in zip((x, low, up), (in_dims[0], *in_dims[3:]), strict=True):
-            if dim is None:
-                own.append(tensor.expand(info.batch_size, *tensor.shape))
-            else:
-                own.append(tensor.movedim(dim, 0))
-        x, low, up = own
+        x, low, up = _with_clients(info, (in_dims[0], *in_dims[3:]), x, low, up)
         return _Joined.apply(x, weight, bias, low, up), 0
+
+
+class _Adapted(torch.autograd.Function):
+    """x weight^T + bias + (x down^T) up^T, and x down^T for the backward pass, in which the
+    gradient of x is such a sum again."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        low = x @ down.mT
+        return _Joined.forward(x, weight, bias, low, up), low
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weight, _, down, up = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weight, down, up, output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, down, up, low = ctx.saved_tensors
+        slope = grad @ up
+        of_x = _Joined.apply(grad, weight.mT, None, slope, down.mT)
+        return of_x, None, None, slope.mT @ x, grad.mT @ low
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor,
+        bias: Tensor | None, down: Tensor, up: Tensor,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:  # fmt: skip
+        x, down, up = _with_clients(info, (in_dims[0], *in_dims[3:]), x, down, up)
+        return _Adapted.apply(x, weight, bias, down, up), (0, 0)
+
+
+def _with_clients(info: Any, dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """One more axis in front; the frozen layer has none."""
+    own = []
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if dim is None:
+            own.append(tensor.expand(info.batch_size, *tensor.shape))
+        else:
+            own.append(tensor.movedim(dim, 0))
+    return own
 
 
 class LowRank(nn.Module):
@@ -77,8 +108,9 @@ class LowRank(nn.Module):
         if isinstance(self.layer, nn.Linear) and isinstance(self.down, nn.Linear):
             rows = x.flatten(0, -2)
             frozen = self.layer.weight, self.layer.bias
-            joined: Tensor = _Joined.apply(rows, *frozen, self.down(rows), self.up.weight)
-            return joined.unflatten(0, x.shape[:-1])
+            adapted, _ = _Adapted.apply(rows, *frozen, self.down.weight, self.up.weight)
+            result: Tensor = adapted.unflatten(0, x.shape[:-1])
+            return result
         low = self.down(x) if isinstance(self.down, nn.Conv2d) else x
         return self.layer(x) + self._change(low.movedim(1, -1)).movedim(-1, 1)
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
 
 from fedmes.errors import UserError, first_line
+from fedmes.models.attention import AttendingTogether
 from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
 from fedmes.models.frozen_norm import simplify_frozen_norms
 from fedmes.models.networks import MODELS
@@ -272,7 +273,9 @@ class Net:
             named = map_entries(_channels_last, named)
         if x.is_floating_point():
             x = x.to(inside)
-        answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
+        attending = AttendingTogether() if self.mapped and self.frozen else nullcontext()
+        with attending:
+            answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
         for dropout in self.dropouts:
             dropout.key = None
         return tuple(t.to(outside) for t in answer)

@@ -57,7 +57,9 @@ class EqualLength(nn.Module):
     """Feature vectors of one length."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return LENGTH * F.normalize(x, dim=-1)
+        # one product over all features: with cached ones, this is a part of every step
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * (LENGTH / length.clamp(min=1e-12))
 
 
 class Levels(nn.Module):

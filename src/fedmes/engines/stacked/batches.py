@@ -145,7 +145,9 @@ class Batches:
         real = rows.clamp(min=0)
         if x is None:
             x = self.data.stored(real)
-        if not self.data.whole:
+        if self.data.are_features:
+            x = x.to(self.data.dtype)
+        elif not self.data.whole:
             x = (x.to(self.data.dtype) - self._of(real, self.offset)) / self._of(real, self.divisor)
         return x, self.data.y[real], (rows >= 0).to(self.data.dtype)
 

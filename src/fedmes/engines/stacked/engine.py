@@ -36,6 +36,7 @@ from fedmes.engines.stacked import evaluation
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
 from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
+from fedmes.engines.stacked.met_classes import met_classes
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
 from fedmes.engines.stacked.settlement import Settlement, joined
@@ -114,10 +115,12 @@ class StackedEngine:
         survey = self.rota.survey()
         self.widths, longest = lay_out(survey, lanes, together)
         self.longest_epoch = survey.bounds.samples
+        met = None
+        if self.rota.all_stay and self.widths.memory:
+            met = met_classes(self.method, self.seats.plans, self.batches, self.state)
         methods = [self.method, *(method_for_a_thread(self.method) for _ in range(lanes - 1))]
-        sizes = self.widths, longest
-        seats = self.seats.clients, self.seats.shared
-        self.lanes = [Lane(method, self.batches, *sizes, *seats) for method in methods]
+        rest = self.batches, self.widths, longest, self.seats.clients, self.seats.shared, met
+        self.lanes = [Lane(method, *rest) for method in methods]
         self._crew = ThreadPoolExecutor(lanes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
         self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave

@@ -22,9 +22,10 @@ from torch.func import vmap
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import Batches, Grid, Numbers
+from fedmes.engines.stacked.met_classes import MetClasses
 from fedmes.engines.stacked.rota import Survey
 from fedmes.methods.base import ClientContext, Method
-from fedmes.tensors import Tensors, map_entries
+from fedmes.tensors import Tensors, map_entries, pick, put
 
 AXES = {"c": 0, "s": None}
 
@@ -44,6 +45,14 @@ class Clients(NamedTuple):
     server: Tensors
     ctx: ClientContext
     seat: Tensor  # its number
+
+    def entries(self) -> Tensors:
+        """All that belongs to a client, by name; @: not of its state."""
+        return self.state | put("@ctx", self.ctx._asdict()) | {"@seat": self.seat}
+
+    def of(self, seed: int, seat: int) -> Tensors:
+        """Views of one client's."""
+        return map_entries(itemgetter((seed, seat)), self.entries())
 
     def part(self, group: slice) -> Clients:
         """Views of some seats."""
@@ -148,18 +157,23 @@ class Lane:
         longest: int,
         clients: Clients,
         shared: Set[str],
+        met: MetClasses | None,
     ) -> None:
         """`longest`: steps in the longest wave. `clients`: all on the device; lanes write to
-        different ones. `shared`: entries of which a seat has only what a round begins with."""
+        different ones. `shared`: entries of which a seat has only what a round begins with. `met`:
+        the classes that matter, if not all do."""
         self.method = method
         self.batches = batches
         self.clients = clients
         self.shared = shared
-        self.server = clients.server
-        room = partial(_slots, widths)
-        self.slots = map_entries(room, clients.state)
-        self.slot_ctx = ClientContext(*map(room, clients.ctx))
-        self.slot_seat = room(clients.seat)
+        self.met = met
+        like = clients.entries()
+        if met is not None:
+            like = {name: met.narrow(name, t) for name, t in like.items()}
+        room = map_entries(partial(_slots, widths), like)
+        state = {name: room[name] for name in clients.state}
+        ctx = ClientContext(**pick(room, "@ctx"))
+        self.slots = Clients(state, clients.server, ctx, room["@seat"])
         tables = widths.empty_tables(longest, pin=False)
         self.tables = Tables(*(t.to(batches.device) for t in tables))
         self.planned = self.tables  # the same as the host has them
@@ -175,15 +189,18 @@ class Lane:
         """The step that the clock points at, for all slots. An idle slot trains on padding, and its
         result is not read."""
         now = Tables(*(table[self.clock][0] for table in self.tables))
-        ctx = self.slot_ctx._replace(epoch=now.epoch, key=now.key)
-        seat = self.slot_seat
+        slots, server, ctx, seat = self.slots
+        ctx = ctx._replace(epoch=now.epoch, key=now.key)
         numbers = Numbers(now.rows, now.task, now.place, self.fetched)
         stored = Numbers(now.memory_rows, now.memory_task, now.memory_place, self.memory_fetched)
         batch = self.batches.batch(numbers, ctx, seat)
         memory = self.batches.batch(stored, ctx, seat)
-        new = over(self.method.step, "csccc")(self.slots, self.server, batch, memory, ctx)
+        if self.met is not None:
+            batch = self.met.relabelled(batch, seat)
+            memory = self.met.relabelled(memory, seat)
+        new = over(self.method.step, "csccc")(slots, server, batch, memory, ctx)
         for name, value in new.items():
-            self.slots[name].copy_(value)
+            slots[name].copy_(value)
         self.clock.add_(1)
         self.changed = list(new)
 
@@ -250,17 +267,28 @@ class Lane:
                 self.advance()
             done = step
             for seed, slot, client in leaving.tolist():
-                _copy(
-                    self._views("changed client", seed, client),
-                    self._views("changed slot", seed, slot),
-                )
+                self._leave(seed, slot, client)
                 visits[seed, client] -= 1
                 if visits[seed, client]:
                     parked[seed, client] = _cloned(self._views("shared slot", seed, slot))
             for seed, slot, client in entering.tolist():
-                _copy(self._views("slot", seed, slot), self._views("client", seed, client))
+                self._enter(seed, slot, client)
                 if (seed, client) in parked:
                     _copy(self._views("shared slot", seed, slot), parked.pop((seed, client)))
+
+    def _enter(self, seed: int, slot: int, client: int) -> None:
+        _copy(self._views("slot", seed, slot), self._views("client", seed, client))
+        if self.met is not None:
+            theirs = self.clients.of(seed, client)
+            self.met.enter(self.slots.of(seed, slot), theirs, self.met.classes[seed, client])
+
+    def _leave(self, seed: int, slot: int, client: int) -> None:
+        mine = self._views("changed slot", seed, slot)
+        _copy(self._views("changed client", seed, client), mine)
+        if self.met is not None:
+            all_mine = self.slots.of(seed, slot)
+            changed = {name: all_mine[name] for name in self.changed if name not in self.shared}
+            self.met.leave(changed, self.clients.of(seed, client), self.met.classes[seed, client])
 
     def _fetch(self, step: int) -> None:
         """Samples from another memory, in their place before the step reads them. They are gathered
@@ -274,20 +302,22 @@ class Lane:
         """One client's or one slot's tensors, by type, as views that are made once."""
         key = (what, seed, index)
         if key not in self._made_views:
-            state, _, ctx, seat = self.clients
-            kept = [name for name in self.changed if name not in self.shared]
-            sources: dict[str, list[Tensor]] = {
-                "client": [*state.values(), *ctx, seat],
-                "slot": [*self.slots.values(), *self.slot_ctx, self.slot_seat],
-                "changed client": [state[name] for name in kept],
-                "changed slot": [self.slots[name] for name in kept],
-                "shared slot": [self.slots[name] for name in self.changed if name in self.shared],
-            }
+            place = self.clients if what.endswith("client") else self.slots
+            entries = place.of(seed, index)
             by_type: dict[torch.dtype, list[Tensor]] = {}
-            for tensor in sources[what]:
-                by_type.setdefault(tensor.dtype, []).append(tensor[seed, index])
+            for name in self._names(what, entries):
+                by_type.setdefault(entries[name].dtype, []).append(entries[name])
             self._made_views[key] = list(by_type.values())
         return self._made_views[key]
+
+    def _names(self, what: str, entries: Tensors) -> list[str]:
+        if what == "shared slot":
+            return [name for name in self.changed if name in self.shared]
+        narrowed = self.met.axes if self.met is not None else {}
+        names = [name for name in entries if name not in narrowed]
+        if what.startswith("changed"):
+            names = [name for name in names if name in self.changed and name not in self.shared]
+        return names
 
 
 def _slots(widths: Widths, t: Tensor) -> Tensor:
