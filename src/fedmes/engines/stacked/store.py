@@ -9,6 +9,7 @@ before it is used: a disk that is full says so then, and not in the middle of a 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,7 @@ from fedmes.tensors import Tensors
 Key = tuple[int, int]  # seed, client
 SLAB = 64_000_000  # bytes that are reserved at a time
 RESERVED = 2_000_000_000  # bytes of memory that are left to others
-WRITERS = 4  # threads
+WRITERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # threads
 
 
 class ClientStore:
