@@ -221,6 +221,12 @@ class CcvrKeys(TypedDict, total=False):
     steps: int
 
 
+class RegmeanKeys(TypedDict, total=False):
+    """RegMean."""
+
+    alpha: float
+
+
 class CommKeys(TypedDict, total=False):
     """The communication model."""
 
@@ -328,6 +334,7 @@ class Options(TypedDict, total=False):
     mas: MasKeys | None
     fedproto: FedprotoKeys | None
     ccvr: CcvrKeys | None
+    regmean: RegmeanKeys | None
     comm: CommKeys | None
     server: ServerKeys | None
     faults: FaultsKeys | None

@@ -166,6 +166,16 @@ class CcvrOptions(MethodOptions):
     )
 
 
+class RegmeanOptions(MethodOptions):
+    """RegMean."""
+
+    alpha: Share = option(
+        0.9,
+        "how much products of two inputs of a layer count in its merge. `0`: not at all; each "
+        "weight is averaged by the squares of its input. `1`: fully, which is less stable.",
+    )
+
+
 class FedstatsOptions(MethodOptions):
     """FedStats."""
 

@@ -26,6 +26,7 @@ from fedmes.config.method_options import (
     FlwfOptions,
     KnnperOptions,
     MasOptions,
+    RegmeanOptions,
 )
 from fedmes.config.section import Count, Positive, Role, Section, option
 from fedmes.config.toml_text import toml_text
@@ -201,6 +202,7 @@ class Config(Section):
     mas: MasOptions = section(MasOptions)
     fedproto: FedprotoOptions = section(FedprotoOptions)
     ccvr: CcvrOptions = section(CcvrOptions)
+    regmean: RegmeanOptions = section(RegmeanOptions)
     comm: Comm = section(Comm)
     server: Server = section(Server)
     faults: Faults = section(Faults)

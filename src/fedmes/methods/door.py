@@ -26,6 +26,7 @@ from fedmes.methods.knnper import KNNPer
 from fedmes.methods.local import Joint, Local, LocalER
 from fedmes.methods.losses import cross_entropy, cross_entropy_sum, distillation, scoped
 from fedmes.methods.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
+from fedmes.methods.regmean import RegMean
 from fedmes.methods.teacher import Taught
 from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
@@ -33,9 +34,9 @@ from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, pu
 __all__ = [
     "CCVR", "DERPP", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
     "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
-    "FedProto", "FedProx", "FedRep", "FedStats", "FedStatsAdapted", "FedWeIT", "ICaRL",
-    "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions",
-    "Optimizer", "Taught", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum",
+    "FedProto", "FedProx", "FedRep", "FedStats", "FedStatsAdapted", "FedWeIT", "ICaRL", "Joint",
+    "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions", "Optimizer",
+    "RegMean", "Taught", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum",
     "distance", "distillation", "dot", "hashed_uniforms", "kernel_exponent", "make_fedstats",
     "mean_of_present", "mix", "neighbours", "option", "pick", "put", "scoped", "votes",
 ]  # fmt: skip
