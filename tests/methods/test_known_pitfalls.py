@@ -30,9 +30,8 @@ from helpers.runs_of_methods import TINY, Run, predictions
 from helpers.small_vectors import doubles
 
 # those whose uploads are weights
-SHARING = [
-    name for name in METHODS if name not in ("local", "local-er", "joint", "fedstats", "regmean")
-]
+APART = ("local", "local-er", "joint", "fedstats", "regmean", "lfedcon2")
+SHARING = [name for name in METHODS if name not in APART]
 
 
 @pytest.fixture(scope="module")

@@ -227,6 +227,14 @@ class RegmeanKeys(TypedDict, total=False):
     alpha: float
 
 
+class Lfedcon2Keys(TypedDict, total=False):
+    """LFedCon2."""
+
+    members: int
+    local: int
+    drift: float
+
+
 class CommKeys(TypedDict, total=False):
     """The communication model."""
 
@@ -335,6 +343,7 @@ class Options(TypedDict, total=False):
     fedproto: FedprotoKeys | None
     ccvr: CcvrKeys | None
     regmean: RegmeanKeys | None
+    lfedcon2: Lfedcon2Keys | None
     comm: CommKeys | None
     server: ServerKeys | None
     faults: FaultsKeys | None

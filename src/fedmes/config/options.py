@@ -25,6 +25,7 @@ from fedmes.config.method_options import (
     Flwf2tOptions,
     FlwfOptions,
     KnnperOptions,
+    Lfedcon2Options,
     MasOptions,
     RegmeanOptions,
 )
@@ -203,6 +204,7 @@ class Config(Section):
     fedproto: FedprotoOptions = section(FedprotoOptions)
     ccvr: CcvrOptions = section(CcvrOptions)
     regmean: RegmeanOptions = section(RegmeanOptions)
+    lfedcon2: Lfedcon2Options = section(Lfedcon2Options)
     comm: Comm = section(Comm)
     server: Server = section(Server)
     faults: Faults = section(Faults)
