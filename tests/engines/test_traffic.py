@@ -146,12 +146,12 @@ def fedstats_by_hand():
 
 
 def lfedcon2_by_hand():
-    """Up: a classifier, its classes, a number of it, how many samples there were and, for everyone
-    in the pool, how many of them it got right. Down: those in the pool, a bit for each place and
+    """Up: a classifier, its classes, a number of it and, for everyone in the pool, how many samples
+    it got right. Down: those in the pool, a bit for each place and
     tensor, and for each place its classes, its owner and the number. Nobody at first; then each
     client's as a candidate and as a member; and with the second task, new ones of all clients."""
     places = 10 + CLIENTS
-    up = 4 * P + CLASSES + 8 + 8 + 8 * places
+    up = 4 * P + CLASSES + 8 + 8 * places
     about = 6 * 2 + places * (CLASSES + 8 + 8)
     pool = {(0, 0): 0, (0, 1): CLIENTS, (1, 0): CLIENTS, (1, 1): 2 * CLIENTS}
     moments = np.ndindex(CLIENTS, TASKS, ROUNDS)

@@ -63,9 +63,12 @@ def test_the_election():
     method = method.prepared.method
     owner = torch.tensor([0, -1, 0, 1, 2])
     right = torch.tensor([[10, 10, 10, 5, 4], [9, 20, 10, 20, 12], [99, 99, 99, 99, 99]])
-    asked, present = torch.tensor([10, 20, 99]), torch.tensor([True, True, False])
+    samples, present = torch.tensor([10.0, 20.0, 99.0]), torch.tensor([True, True, False])
     # shares: 9 of 20; nobody; 10 of 20; 5 of 10; 16 of 30. Of equals, the first.
-    assert method.elected(owner, right, asked, present).tolist() == [4, 2]
+    assert method.elected(owner, right, present, samples).tolist() == [4, 2]
+    boasting = torch.where(torch.arange(3)[:, None] == 1, 1000 * right, right)
+    # all of its samples count, and no more: 20 of 20, but for the last, 24 of 30
+    assert method.elected(owner, boasting, present, samples).tolist() == [0, 2]
 
 
 def test_the_answer_is_the_mean_of_those_who_know(run):

@@ -69,7 +69,7 @@ class LFedCon2(FedAvg):
     ) -> Tensors:
         pool = pooled(server)
         client = torch.arange(len(present), device=present.device)
-        best = self.elected(pool["owner"], uploads["right"], uploads["asked"], present)
+        best = self.elected(pool["owner"], uploads["right"], present, samples)
         seated = map_entries(lambda t: t[best], pool)
 
         # members follow their owners' training
@@ -89,12 +89,14 @@ class LFedCon2(FedAvg):
             new[name] = torch.cat([member, torch.where(widened(waits, t), t, empty)])
         return put("pool", new)
 
-    def elected(self, owner: Tensor, right: Tensor, asked: Tensor, present: Tensor) -> Tensor:
+    def elected(self, owner: Tensor, right: Tensor, present: Tensor, samples: Tensor) -> Tensor:
         """The places of those in the pool who are members now: those who are right most often, at
-        all clients but their owner. Whole numbers, so that no rounding decides."""
+        all clients but their owner. Sums of whole numbers, so that no rounding decides."""
         client = torch.arange(len(present), device=present.device)
         say = present[:, None] & (owner != client[:, None])
-        share = (say * right).sum(0) / (say * asked[:, None]).sum(0).clamp(min=1)
+        asked = samples[:, None]
+        votes = (say * torch.minimum(right, asked)).sum(0)  # nobody has more than samples
+        share = votes / (say * asked).sum(0).clamp(min=1)
         share = torch.where(owner >= 0, share, -1)
         return share.sort(descending=True, stable=True).indices[: self.members]
 
@@ -141,7 +143,7 @@ class LFedCon2(FedAvg):
 
     def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
         about = {name: state[name] for name in ("known", "version", "right")}
-        return super().upload(state, ctx) | about | {"asked": ctx.samples.long()}
+        return super().upload(state, ctx) | about
 
     def report(self, state: Tensors, broadcast: Tensors) -> Tensors:
         loss = state["log.loss"] / state["log.steps"].clamp(min=1)
