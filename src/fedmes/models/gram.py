@@ -23,27 +23,46 @@ def grams(net: Net, params: Tensors, x: Tensor, mask: Tensor) -> Tensors:
     sums: Tensors = {}
 
     def add(weight: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
-        rows = given[0].to(params[weight].dtype).reshape(len(x), -1, given[0].shape[-1])
+        entering = given[0].to(params[weight].dtype)
+        if isinstance(layer, LowRank) and isinstance(layer.layer, nn.Conv2d):
+            entering = entering.movedim(1, -1)
+        rows = entering.reshape(len(x), -1, entering.shape[-1])
         rows = (mask[:, None, None] * rows).flatten(0, 1)
         products = rows.T @ rows
         sums[weight] = sums[weight] + products if weight in sums else products
 
-    layers: dict[str, nn.Module] = dict(net.parts.module.named_modules())
+    watched, ups = _watched(net)
     hooks = []
-    for name, layer in layers.items():
-        if isinstance(layer, nn.Linear) and f"{name}.weight" in params:
-            hooks.append(layer.register_forward_pre_hook(partial(add, f"{name}.weight")))
+    for weight, layer in watched.items():
+        if weight in params:
+            hooks.append(layer.register_forward_pre_hook(partial(add, weight)))
     try:
         net.logits(params, x)
     finally:
         for hook in hooks:
             hook.remove()
-    for name, layer in layers.items():
-        if isinstance(layer, LowRank) and f"{name}.down.weight" in sums:
-            # `up` is not always called as a layer; what enters it is what leaves `down`
-            down = params[f"{name}.down.weight"]
-            sums[f"{name}.up.weight"] = down @ sums[f"{name}.down.weight"] @ down.T
+    for down, up in ups.items():
+        if down in sums:
+            sums[up] = params[down] @ sums[down] @ params[down].T
     return sums
+
+
+def _watched(net: Net) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The module whose input enters a linear layer, by the layer's weight. And by the weight of an
+    adapter's first factor that of the second, which is given what leaves the first: neither has to
+    be called as a layer, so the adapter is looked at."""
+    layers: dict[str, nn.Module] = dict(net.parts.module.named_modules())
+    watched: dict[str, nn.Module] = {}
+    ups: dict[str, str] = {}
+    for name, layer in layers.items():
+        if isinstance(layer, nn.Linear):
+            watched[f"{name}.weight"] = layer
+    for name, layer in layers.items():
+        if isinstance(layer, LowRank) and isinstance(layer.down, nn.Linear):
+            watched[f"{name}.down.weight"] = layer
+            ups[f"{name}.down.weight"] = f"{name}.up.weight"
+            del watched[f"{name}.up.weight"]
+    return watched, ups
 
 
 def factors(net: Net) -> dict[str, int]:
