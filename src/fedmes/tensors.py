@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -106,3 +107,26 @@ def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tenso
         return torch.where(widened(present, stack), share, 0).sum(0)
 
     return map_entries(mean, uploads)
+
+
+def sum_of_present(stack: Tensor, present: Tensor) -> Tensor:
+    """The sum over the first axis of those who are present, in float64."""
+    return torch.where(widened(present, stack), stack, 0).double().sum(0)
+
+
+# --- symmetric matrices, of which half is kept and sent -------------------------------------------
+
+
+def upper(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix [D, D], row after row."""
+    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device)
+    return matrix[rows, columns]
+
+
+def symmetric(triangle: Tensor) -> Tensor:
+    """The matrix with this upper triangle."""
+    width = (math.isqrt(8 * len(triangle) + 1) - 1) // 2
+    place = torch.arange(width, device=triangle.device)
+    low = torch.minimum(place[:, None], place)
+    high = torch.maximum(place[:, None], place)
+    return triangle[low * (2 * width - low - 1) // 2 + high]

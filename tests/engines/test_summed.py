@@ -97,8 +97,8 @@ def test_a_method_that_says_mean_and_takes_another_is_found_out():
 
 def test_which_methods_need_each_update():
     found = {name: of(name)[0].aggregation for name in METHODS}
-    assert [name for name, how in found.items() if how == "individual"] == ["fedweit"]
-    assert [name for name, how in found.items() if how == "sum"] == ["fedstats"]
+    assert [name for name, how in found.items() if how == "individual"] == ["fedweit", "lfedcon2"]
+    assert [name for name, how in found.items() if how == "sum"] == ["fedstats", "regmean"]
 
 
 def test_the_table_in_the_docs():

@@ -131,7 +131,10 @@ ONE_WAY = dict.fromkeys(METHODS, 4 * P) | {
     "local-er": 0,
     "joint": 0,
 }
-del ONE_WAY["fedweit"], ONE_WAY["fedstats"]  # below
+# RegMean: how many samples, and for each layer a triangle of products of its inputs
+UP_ALONE = 4 * (1 + sum(inputs * (inputs + 1) // 2 for inputs in (PIXELS, WIDTH, WIDTH)))
+for name in ("fedweit", "fedstats", "lfedcon2"):  # below
+    del ONE_WAY[name]
 
 
 def fedstats_by_hand():
@@ -140,6 +143,19 @@ def fedstats_by_hand():
     values = CLASSES + CLASSES * WIDTH + WIDTH * (WIDTH + 1) // 2
     up = (3 + 4 * values, 3)
     return {(k, t, r): (up[r], 8 * values) for k, t, r in np.ndindex(CLIENTS, TASKS, ROUNDS)}
+
+
+def lfedcon2_by_hand():
+    """Up: a classifier, its classes, a number of it and, for everyone in the pool, how many samples
+    it got right. Down: those in the pool, a bit for each place and
+    tensor, and for each place its classes, its owner and the number. Nobody at first; then each
+    client's as a candidate and as a member; and with the second task, new ones of all clients."""
+    places = 10 + CLIENTS
+    up = 4 * P + CLASSES + 8 + 8 * places
+    about = 6 * 2 + places * (CLASSES + 8 + 8)
+    pool = {(0, 0): 0, (0, 1): CLIENTS, (1, 0): CLIENTS, (1, 1): 2 * CLIENTS}
+    moments = np.ndindex(CLIENTS, TASKS, ROUNDS)
+    return {(k, t, r): (up, 4 * P * pool[t, r] + about) for k, t, r in moments}
 
 
 def fedweit_engine(options):
@@ -191,9 +207,12 @@ def test_property_11_bytes_of_a_whole_run(method, engine, tmp_path):
         expected = fedweit_by_hand()
     elif method == "fedstats":
         expected = fedstats_by_hand()
+    elif method == "lfedcon2":
+        expected = lfedcon2_by_hand()
     else:
         moments = np.ndindex(CLIENTS, TASKS, ROUNDS)
-        expected = dict.fromkeys(moments, (ONE_WAY[method], ONE_WAY[method]))
+        up = ONE_WAY[method] + (UP_ALONE if method == "regmean" else 0)
+        expected = dict.fromkeys(moments, (up, ONE_WAY[method]))
     result = fedmes.run(**SMALL, method=method, engine=engine, out=tmp_path / "out")
     assert result.parameters == P and result.config.engine.name == engine
     met = {

@@ -29,7 +29,9 @@ from fedmes.tensors import pick, put
 from helpers.runs_of_methods import TINY, Run, predictions
 from helpers.small_vectors import doubles
 
-SHARING = [name for name in METHODS if name not in ("local", "local-er", "joint", "fedstats")]
+# those whose uploads are weights
+APART = ("local", "local-er", "joint", "fedstats", "regmean", "lfedcon2")
+SHARING = [name for name in METHODS if name not in APART]
 
 
 @pytest.fixture(scope="module")

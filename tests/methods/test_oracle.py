@@ -300,6 +300,9 @@ ON_OWN_DATA = [
     ),
     ("flwf", {"flwf": {"alpha": 1.5, "temp": 0.7}, "eval": {"model": "personal"}}),
     ("flwf-2t", {"flwf2t": {"alpha": 0.2, "beta": 0.7, "temp": 3.0}, "optim": ADAM}),
+    ("regmean", {"model": {"name": "linear"}, "regmean": {"alpha": 0.3}}),
+    ("lfedcon2", {"rounds": 3, "lfedcon2": {"members": 2, "local": 1, "drift": 0.9}}),
+    ("lfedcon2", {"rounds": 3, "model": {"name": "linear"}, "eval": {"model": "global"}}),
     ("local", {"model": {"name": "mlp", "width": 6, "dropout": 0.25}}),
     ("local-er", {"memory": {"size": 5, "policy": "balanced", "per_task": 4, "batch": 3}}),
 ]

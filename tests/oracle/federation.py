@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from oracle import fedmes_plus, methods, reference
 from oracle.fedstats import FedStats
 from oracle.fedweit import FedWeIT
+from oracle.lfedcon2 import LFedCon2
+from oracle.regmean import RegMean
 from oracle.scenario import Scenario
 
 METHODS = {
@@ -20,6 +22,7 @@ METHODS = {
     "er": reference.ER, "er-ace": reference.ERACE, "der++": reference.DERPP,
     "ewc": reference.EWC, "mas": reference.MAS,
     "icarl": reference.ICaRL, "glfc": reference.GLFC, "fedproto": reference.FedProto, "ccvr": reference.CCVR,
+    "regmean": RegMean, "lfedcon2": LFedCon2,
     "local": methods.Local, "local-er": methods.LocalER, "joint": methods.Joint,
 }  # fmt: skip
 

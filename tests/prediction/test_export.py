@@ -19,6 +19,7 @@ from helpers import frozen_front
 
 SHORT = {
     "clients": 2, "tasks": 2, "rounds": 1, "epochs": 1, "batch": 80, "memory": 6, "model.width": 8,
+    "lfedcon2.members": 1, "lfedcon2.local": 1,
 }  # fmt: skip
 
 

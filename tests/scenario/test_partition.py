@@ -13,7 +13,7 @@ from fedmes.common import keyed_random
 from fedmes.config.data_options import StreamOptions
 from fedmes.errors import UserError
 from fedmes.scenario.benchmarks import open_benchmark
-from fedmes.scenario.partition import Partitioner
+from fedmes.scenario.partition import Partitioner, in_short
 from fedmes.scenario.population import Population
 from helpers.small_streams import made, per_class, source, stream, tasks_of
 
@@ -90,6 +90,20 @@ def test_overlap_begins_when_the_pool_is_used_up():
     assert [n for n in split.notes if n.startswith("class")] == [
         f"class {c}: 2 of 4 clients hold images that others hold too" for c in (0, 1)
     ]
+
+
+def test_a_result_has_one_note_on_all_classes_with_overlaps():
+    """Of two seeds; a split has a note for each class."""
+    split = split_of(holders=4, frac=0.4)
+    by_class = [note for note in split.notes if note.startswith("class")]
+    assert len(by_class) == 2
+    both = [*split.notes, *split.notes, "another"]
+    assert in_short(both) == [
+        *sorted({"another", *split.notes} - set(by_class)),
+        "of 2 classes, some clients hold images that others hold too (split.json has how many)",
+    ]
+    assert in_short(by_class[:1])[0].startswith("of class 0, some clients hold images")
+    assert in_short(["b", "a", "b"]) == ["a", "b"]
 
 
 def test_no_overlap_where_the_pool_is_just_enough():

@@ -221,6 +221,20 @@ class CcvrKeys(TypedDict, total=False):
     steps: int
 
 
+class RegmeanKeys(TypedDict, total=False):
+    """RegMean."""
+
+    alpha: float
+
+
+class Lfedcon2Keys(TypedDict, total=False):
+    """LFedCon2."""
+
+    members: int
+    local: int
+    drift: float
+
+
 class CommKeys(TypedDict, total=False):
     """The communication model."""
 
@@ -328,6 +342,8 @@ class Options(TypedDict, total=False):
     mas: MasKeys | None
     fedproto: FedprotoKeys | None
     ccvr: CcvrKeys | None
+    regmean: RegmeanKeys | None
+    lfedcon2: Lfedcon2Keys | None
     comm: CommKeys | None
     server: ServerKeys | None
     faults: FaultsKeys | None

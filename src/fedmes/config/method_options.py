@@ -166,6 +166,32 @@ class CcvrOptions(MethodOptions):
     )
 
 
+class RegmeanOptions(MethodOptions):
+    """RegMean."""
+
+    alpha: Share = option(
+        0.9,
+        "how much products of two inputs of a layer count in its merge. `0`: not at all; each "
+        "weight is averaged by the squares of its input. `1`: fully, which is less stable.",
+    )
+
+
+class Lfedcon2Options(MethodOptions):
+    """LFedCon2."""
+
+    members: Annotated[int, Field(ge=1)] = option(
+        10, "classifiers in the server's ensemble, the best of all clients'"
+    )
+    local: Annotated[int, Field(ge=1)] = option(
+        5, "classifiers that a client sets aside; the oldest one goes first"
+    )
+    drift: Share = option(
+        0.5,
+        "a client sets its classifier aside if, on new samples, the mean probability of the right "
+        "class is below this share of the highest it has had. `0`: never.",
+    )
+
+
 class FedstatsOptions(MethodOptions):
     """FedStats."""
 

@@ -25,7 +25,9 @@ from fedmes.config.method_options import (
     Flwf2tOptions,
     FlwfOptions,
     KnnperOptions,
+    Lfedcon2Options,
     MasOptions,
+    RegmeanOptions,
 )
 from fedmes.config.section import Count, Positive, Role, Section, option
 from fedmes.config.toml_text import toml_text
@@ -201,6 +203,8 @@ class Config(Section):
     mas: MasOptions = section(MasOptions)
     fedproto: FedprotoOptions = section(FedprotoOptions)
     ccvr: CcvrOptions = section(CcvrOptions)
+    regmean: RegmeanOptions = section(RegmeanOptions)
+    lfedcon2: Lfedcon2Options = section(Lfedcon2Options)
     comm: Comm = section(Comm)
     server: Server = section(Server)
     faults: Faults = section(Faults)

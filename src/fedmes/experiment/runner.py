@@ -42,6 +42,7 @@ from fedmes.results import checkpoint, client_dir, run_dir
 from fedmes.results.run_dir import Result, default_directory
 from fedmes.scenario import custom
 from fedmes.scenario.extend import most_tasks
+from fedmes.scenario.partition import in_short
 from fedmes.scenario.population import MANY
 from fedmes.scenario.stream import combined_sha256
 from fedmes.tensors import pick, put
@@ -324,17 +325,17 @@ def _write_protocols(
 def _origin(prepared: Prepared) -> Origin:
     streams = [f.stream for f in prepared.federations]
     plans = [plan for f in prepared.federations for plan in f.typical]
-    stream_notes = {note for stream in streams for note in stream.notes}
+    stream_notes = [note for stream in streams for note in stream.notes]
     for stream in streams:
         if len(stream.clients) > MANY:
             there = len(stream.participants)
-            stream_notes.add(
+            stream_notes.append(
                 f"seed {stream.seed}: {there:,} of {len(stream.clients):,} clients took part; "
                 "only they are scored"
             )
     return Origin(
         split_sha256=combined_sha256(streams),
         memory_share=max(len(plan.memory_after[-1]) / plan.count for plan in plans),
-        notes=(*prepared.source.dataset.notes, *sorted(stream_notes)),
+        notes=(*prepared.source.dataset.notes, *in_short(stream_notes)),
         made_from=prepared.made_from,
     )

@@ -23,19 +23,71 @@ from fedmes.methods.glfc import GLFC
 from fedmes.methods.icarl import ICaRL
 from fedmes.methods.knn import MemoryVote, Voting, kernel_exponent, mix, neighbours, votes
 from fedmes.methods.knnper import KNNPer
+from fedmes.methods.lfedcon2 import LFedCon2
 from fedmes.methods.local import Joint, Local, LocalER
 from fedmes.methods.losses import cross_entropy, cross_entropy_sum, distillation, scoped
 from fedmes.methods.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
+from fedmes.methods.regmean import RegMean
 from fedmes.methods.teacher import Taught
 from fedmes.models.dropout import hashed_uniforms
 from fedmes.tensors import Tensors, at, distance, dot, mean_of_present, pick, put
 
 __all__ = [
-    "CCVR", "DERPP", "ER", "ERACE", "EWC", "GLFC", "MAS", "OPTIMIZERS", "SGD", "Adam", "Batch",
-    "ClientContext", "Ditto", "FLwF", "FLwF2T", "FedAGEM", "FedAvg", "FedMeS", "FedMeSPlus",
-    "FedProto", "FedProx", "FedRep", "FedStats", "FedStatsAdapted", "FedWeIT", "ICaRL",
-    "Joint", "KNNPer", "Local", "LocalER", "Me", "MemoryVote", "Method", "MethodOptions",
-    "Optimizer", "Taught", "Tensors", "Voting", "at", "cross_entropy", "cross_entropy_sum",
-    "distance", "distillation", "dot", "hashed_uniforms", "kernel_exponent", "make_fedstats",
-    "mean_of_present", "mix", "neighbours", "option", "pick", "put", "scoped", "votes",
+    "CCVR",
+    "DERPP",
+    "ER",
+    "ERACE",
+    "EWC",
+    "GLFC",
+    "MAS",
+    "OPTIMIZERS",
+    "SGD",
+    "Adam",
+    "Batch",
+    "ClientContext",
+    "Ditto",
+    "FLwF",
+    "FLwF2T",
+    "FedAGEM",
+    "FedAvg",
+    "FedMeS",
+    "FedMeSPlus",
+    "FedProto",
+    "FedProx",
+    "FedRep",
+    "FedStats",
+    "FedStatsAdapted",
+    "FedWeIT",
+    "ICaRL",
+    "Joint",
+    "KNNPer",
+    "LFedCon2",
+    "Local",
+    "LocalER",
+    "Me",
+    "MemoryVote",
+    "Method",
+    "MethodOptions",
+    "Optimizer",
+    "RegMean",
+    "Taught",
+    "Tensors",
+    "Voting",
+    "at",
+    "cross_entropy",
+    "cross_entropy_sum",
+    "distance",
+    "distillation",
+    "dot",
+    "hashed_uniforms",
+    "kernel_exponent",
+    "make_fedstats",
+    "mean_of_present",
+    "mix",
+    "neighbours",
+    "option",
+    "pick",
+    "put",
+    "scoped",
+    "votes",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from fedmes.errors import UserError
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedavg import FedAvg
 from fedmes.models.functional import Net
-from fedmes.tensors import Tensors, pick, put, widened
+from fedmes.tensors import Tensors, pick, put, sum_of_present, symmetric, upper
 
 if TYPE_CHECKING:
     from fedmes.config.options import Config
@@ -73,9 +73,11 @@ class FedStats(FedAvg):
         features = mask * features
         classes = torch.arange(self.classes, device=batch.y.device)
         member = mask * (batch.y[:, None] == classes)
-        rows, columns = torch.triu_indices(self.width, self.width, device=batch.y.device)
-        products = features.T @ features
-        return {"n": member.sum(0), "s": member.T @ features, "g": products[rows, columns]}
+        return {
+            "n": member.sum(0),
+            "s": member.T @ features,
+            "g": upper(features.T @ features),
+        }
 
     def network(self, state: Tensors, broadcast: Tensors) -> Tensors:
         """The weights that make features; the head among them is not used."""
@@ -92,11 +94,9 @@ class FedStats(FedAvg):
     def aggregate(
         self, server: Tensors, uploads: Tensors, present: Tensor, samples: Tensor
     ) -> Tensors:
-        total: Tensors = {}
-        for name, so_far in server.items():
-            sent = torch.where(widened(present, uploads[name]), uploads[name], 0)
-            total[name] = so_far + sent.double().sum(0)
-        return total
+        return {
+            name: so_far + sum_of_present(uploads[name], present) for name, so_far in server.items()
+        }
 
     def without(self, server: Tensors, state: Tensors) -> Tensors:
         return {name: total - state[f"own.{name}"] for name, total in server.items()}
@@ -147,7 +147,7 @@ class FedStats(FedAvg):
     def head(self, everyone: Tensors, own: Tensors, share: float | Tensor) -> tuple[Tensor, Tensor]:
         """Weights [C, D] and bias [C] from all sums, mixed with one's own."""
         n, s, g = ((1 - share) * everyone[name] + share * own[name] for name in ("n", "s", "g"))
-        return self.solve(n, s, self.products(g), self.options.prior)
+        return self.solve(n, s, symmetric(g), self.options.prior)
 
     def tuned(self, w: Tensors, everyone: Tensors, own: Tensors, store: Batch) -> Tensor:
         """The share of one's own sums that does best on the memory, whose samples are taken out of
@@ -163,13 +163,6 @@ class FedStats(FedAvg):
             right.append((store.mask * (logits.argmax(1) == store.y)).sum())
         candidates = torch.tensor(SHARES, dtype=features.dtype, device=features.device)
         return candidates[torch.stack(right).argmax()]
-
-    def products(self, triangle: Tensor) -> Tensor:
-        """All products [D, D] from their upper triangle."""
-        place = torch.arange(self.width, device=triangle.device)
-        low = torch.minimum(place[:, None], place)
-        high = torch.maximum(place[:, None], place)
-        return triangle[low * (2 * self.width - low - 1) // 2 + high]
 
 
 def discriminant(n: Tensor, s: Tensor, g: Tensor, prior: float) -> tuple[Tensor, Tensor]:

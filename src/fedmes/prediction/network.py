@@ -131,14 +131,18 @@ def _trained(module: nn.Module, about: About) -> dict[str, nn.Parameter]:
 
 
 def _compare(params: Mapping[str, Tensor], stored: Stored) -> None:
-    """Are the stored weights those of the network? FedWeIT has them once for each task."""
+    """Are the stored weights those of the network? FedWeIT has them once for each task, LFedCon2
+    for each classifier of an ensemble."""
     here = {name: tuple(p.shape) for name, p in params.items()}
     there = {name: tuple(t.shape) for name, t in stored.weights.items()}
-    by_task = {name: (stored.config.tasks, *shape) for name, shape in here.items()}
-    if there not in (here, by_task):
+    count = stored.config.tasks
+    if "known" in stored.beside:
+        count = len(stored.beside["known"])
+    several = {name: (count, *shape) for name, shape in here.items()}
+    if there not in (here, several):
         odd = next(iter(here))
         for name in here | there:
-            if here.get(name) != there.get(name) != by_task.get(name):
+            if here.get(name) != there.get(name) != several.get(name):
                 odd = name
                 break
         raise UserError(

@@ -55,6 +55,8 @@ KNOWN = {
     "glfc": Look(0, 3, 2),
     "fedproto": Look(1, 2, 0),
     "ccvr": Look(3, 2, 3),
+    "regmean": Look(4, 2, 1),
+    "lfedcon2": Look(5, 2, 3),
     "local": Look(7, 0, 3),
     "local-er": Look(7, 1, 4),
     "joint": Look(7, 2, 5),

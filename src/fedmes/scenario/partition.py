@@ -23,6 +23,7 @@ from fedmes.scenario.population import MANY, Population, Size
 from fedmes.scenario.stream import Client, Stream, Task, assemble
 
 Classes = tuple[int, ...]
+OVERLAP = "clients hold images that others hold too"  # how a note ends
 MOST_SKEW = 20.0  # of very many clients: times an equal share that one has at most
 
 
@@ -39,6 +40,18 @@ def shuffled_blocks(classes: Sequence[int], size: int, *key: keyed_random.Key) -
     order = np.asarray(classes)[keyed_random.permutation(len(classes), *key)]
     blocks = order[: len(order) // size * size].reshape(-1, size)
     return list(map(tuple, np.sort(blocks).tolist()))
+
+
+def in_short(notes: Sequence[str]) -> list[str]:
+    """The notes of several seeds' splits, each once, and one about all classes whose images several
+    clients hold. A split file keeps that by class: its hash is that of the split."""
+    apart = {note for note in notes if not note.endswith(OVERLAP)}
+    shared = {note.partition(":")[0] for note in notes if note.endswith(OVERLAP)}
+    found = sorted(apart)
+    if shared:
+        which = f"{len(shared)} classes" if len(shared) > 1 else shared.pop()
+        found.append(f"of {which}, some {OVERLAP} (split.json has how many)")
+    return found
 
 
 @dataclass(frozen=True)
@@ -277,10 +290,7 @@ class Partitioner:
                 rows = np.concatenate([rows, others[order[:missing]]])
             shares.append(rows)
         if overlaps:
-            self.notes.append(
-                f"class {label}: {overlaps} of {len(holders)} clients "
-                "hold images that others hold too"
-            )
+            self.notes.append(f"class {label}: {overlaps} of {len(holders)} {OVERLAP}")
         return shares
 
     def _share_of(self, images: int) -> int:
