@@ -4,6 +4,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedmes.common.files import replace_text
+from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.report.collect import Run, title_of
 from fedmes.report.table import Number, Table, as_markdown
 from fedmes.results import run_dir
@@ -64,11 +65,18 @@ def by_setting(members: list[Run]) -> dict[str, list[Run]]:
     settings: dict[str, list[Run]] = {}
     splits: dict[str, str | None] = {}
     for run in members:
-        title = title_of(run.config)
+        title = title_of(run.config) + network(run)
         if splits.setdefault(title, run.result.split_sha256) != run.result.split_sha256:
             raise SystemExit(f"{run.directory}: other splits than the others of {title}")
         settings.setdefault(title, []).append(run)
     return {title: sorted(found, key=accuracy, reverse=True) for title, found in settings.items()}
+
+
+def network(run: Run) -> str:
+    """Where it is not the benchmark's own."""
+    name = run.config.model.name
+    own = BENCHMARKS[run.config.benchmark].defaults["model"]["name"]
+    return "" if name == own else f" · {name}"
 
 
 def accuracy(run: Run) -> float:
@@ -94,7 +102,9 @@ def table(title: str, members: list[Run]) -> Table:
 
 def overview(settings: dict[str, list[Run]]) -> Table:
     """Method by benchmark."""
-    names = [f"{runs[0].config.benchmark}, {runs[0].config.clients}" for runs in settings.values()]
+    names = []
+    for first, *_ in settings.values():
+        names.append(f"{first.config.benchmark}{network(first)}, {first.config.clients}")
     rows = {}
     for column, members in enumerate(settings.values()):
         for run in members:
