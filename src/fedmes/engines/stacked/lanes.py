@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.common.keyed_random import Ints
+from fedmes.engines.capacity import worth_stacking
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import Batches, Grid, Numbers
 from fedmes.engines.stacked.rota import Survey
@@ -185,14 +186,16 @@ class Lane:
 
     def prepare(self, compiled: bool, steps: float) -> None:
         """Compile the step; without the compiler, a GPU still replays it from a CUDA graph, and a
-        CPU repeats it without Python if there will be so many of them that it pays."""
+        CPU repeats that of a small network without Python, if there will be enough of them."""
+        net, model = self.method.net, self.method.config.model.name
         if compiled:
             self.compile()
         elif self.clock.device.type == "cuda":
             self.record()
-        elif steps >= RECORDED:
-            from fedmes.engines.stacked import recording  # as long as the compiler's
+        elif steps >= RECORDED and worth_stacking(net, model, "cpu"):
+            from fedmes.engines.stacked import recording  # takes a second, as the compiler does
 
+            self.clock.zero_()
             self.advance = recording.recorded(self.step)
 
     def compile(self) -> None:
