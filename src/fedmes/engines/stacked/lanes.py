@@ -187,12 +187,12 @@ class Lane:
     def prepare(self, compiled: bool, steps: float) -> None:
         """Compile the step; without the compiler, a GPU still replays it from a CUDA graph, and a
         CPU repeats that of a small network without Python, if there will be enough of them."""
-        net, model = self.method.net, self.method.config.model.name
+        model = self.method.config.model.name
         if compiled:
             self.compile()
         elif self.clock.device.type == "cuda":
             self.record()
-        elif steps >= RECORDED and worth_stacking(net, model, "cpu"):
+        elif steps >= RECORDED and worth_stacking(self.method.net, model, "cpu"):
             from fedmes.engines.stacked import recording  # takes a second, as the compiler does
 
             self.clock.zero_()
