@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedmes import config
+from fedmes.engines import client_data
 from fedmes.engines.client_data import Federation
 from fedmes.engines.loop import LoopEngine
 from fedmes.experiment.prepare import prepare
@@ -147,6 +148,20 @@ def test_training_scopes(scope, expected):
     }
     np.testing.assert_array_equal(batch.scope.numpy(), tables[expected])
     assert batch.task.tolist() == tasks.tolist()
+
+
+@pytest.mark.parametrize("gathered", [1, 3 * 8 * 64, 1 << 18])
+def test_batches_gathered_together_are_those_gathered_one_by_one(gathered, monkeypatch):
+    """One at a time, three at a time, all; the last of an epoch is shorter."""
+    monkeypatch.setattr(client_data, "GATHERED", gathered)
+    site = engine_of({"epochs": 4, "train.scope": "block"}).client_data[0][0]
+    work = site.plan.round(2)
+    for numbers in (work.batch, work.memory, work.memory[:, :0]):
+        together = list(site.batches(numbers, 1))
+        assert len(together) == len(numbers) >= 8
+        for batch, row in zip(together, numbers, strict=True):
+            assert all(map(torch.equal, batch, site.batch(row, 1)))
+    assert len({len(batch.y) for batch in site.batches(work.batch, 1)}) == 2
 
 
 def test_memory_that_votes_before_or_after_the_task_just_learned():

@@ -144,6 +144,18 @@ def test_logits_are_a_function_of_the_parameters_passed_in():
     )
 
 
+def test_the_modules_own_parameters_are_back_after_a_call_and_after_a_failure():
+    module = build("mlp", (1, 4, 4), 3)
+    net = Net(module, (1, 4, 4), 3)
+    before = dict(module.named_parameters())
+    net.logits({name: 2 * p for name, p in net.initial.items()}, samples(2, 1, 4, 4))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        net.logits(net.initial, samples(2, 1, 5, 5))
+    after = dict(module.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is p for name, p in before.items())
+
+
 def test_initial_is_a_copy():
     module = own()
     net = Net(module, (5,), 3)

@@ -44,11 +44,13 @@ def client_round(
     state = state | method.begin_round(state, broadcast, sums, ctx)
     # gradients of single samples are mapped over samples
     with nullcontext() if method.dp_sgd else method.net.unmapped():
-        for step in range(len(work.batch)):
-            batch = data.batch(work.batch[step], work.position)
-            mem = data.batch(work.memory[step], work.position)
-            epoch = _like(ctx.epoch, work.epoch[step])
-            now = ctx._replace(epoch=epoch, key=_like(ctx.key, work.key[step]))
+        batches = data.batches(work.batch, work.position)
+        memory = data.batches(work.memory, work.position)
+        epochs = _like(ctx.epoch, work.epoch)
+        keys = _like(ctx.key, work.key)
+        # without a step, there is still a key
+        for batch, mem, epoch, key in zip(batches, memory, epochs, keys, strict=False):
+            now = ctx._replace(epoch=epoch, key=key)
             state = state | method.step(state, broadcast, batch, mem, now)
     return state | method.end_round(state, broadcast, ctx)
 

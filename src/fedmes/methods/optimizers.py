@@ -34,7 +34,7 @@ class SGD:
     def step(
         self, params: Tensors, direction: Tensors, state: Tensors, lr: Tensor
     ) -> tuple[Tensors, Tensors]:
-        return {name: p - lr * direction[name] for name, p in params.items()}, {}
+        return {name: _less(p, lr, direction[name]) for name, p in params.items()}, {}
 
 
 class Adam:
@@ -56,18 +56,24 @@ class Adam:
         # first
         c1 = self.beta1 * state["c1"] + (1 - self.beta1)
         c2 = self.beta2 * state["c2"] + (1 - self.beta2)
-        rate = lr / c1
         root = c2.sqrt()
+        rate = lr / c1 * root
+        eps = self.eps * root
         new: Tensors = {}
         changed: Tensors = {"c1": c1, "c2": c2}
         for name, p in params.items():
             d = direction[name]
             m = torch.lerp(state[f"m.{name}"], d, 1 - self.beta1)
             v = torch.lerp(state[f"v.{name}"], d * d, 1 - self.beta2)
-            new[name] = p - rate * root * (m / (v.sqrt() + self.eps * root))
+            new[name] = _less(p, rate, m / (v.sqrt() + eps))
             changed[f"m.{name}"] = m
             changed[f"v.{name}"] = v
         return new, changed
+
+
+def _less(p: Tensor, rate: Tensor, step: Tensor) -> Tensor:
+    """p - rate * step in one pass over memory."""
+    return torch.addcmul(p, rate, step, value=-1)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"adam": Adam, "sgd": SGD}

@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vjp, vmap
+from torch.func import grad, vjp, vmap
 
 from fedmes.errors import UserError, first_line
 from fedmes.models.attention import AttendingTogether
 from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
 from fedmes.models.frozen_norm import simplify_frozen_norms
 from fedmes.models.networks import MODELS
+from fedmes.models.parts import Parts
 from fedmes.tensors import Tensors, map_entries
 
 
@@ -26,33 +27,6 @@ def plain_layout(layer: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
     """Before a GroupNorm. On a CPU, torch cannot map one over images with channels last, which is
     how a convolution may leave them."""
     return (given[0].contiguous(),)
-
-
-class _Parts(nn.Module):
-    """functional_call reaches `forward` only: this forward dispatches to the module's parts."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.has_front = isinstance(getattr(module, "front", None), nn.Module)
-
-    def forward(self, x: Tensor, parts: tuple[str, ...]) -> tuple[Tensor, ...]:
-        module: Any = self.module
-        if self.has_front:
-            x = module.front(x)
-        embed = getattr(module, "embed", None)
-        if parts == ("logits",):
-            return (module.head(module.features(x)),)
-        if parts == ("embedding",):
-            return ((embed or module.features)(x),)
-        if both := getattr(module, "features_and_embedding", None):  # in one pass
-            features, embedding = both(x)
-        else:
-            features = module.features(x)
-            embedding = features
-            if embed:
-                embedding = embed(x)
-        return module.head(features), embedding
 
 
 class Net:
@@ -86,7 +60,7 @@ class Net:
         for layer in module.modules():
             if isinstance(layer, nn.GroupNorm):
                 layer.register_forward_pre_hook(plain_layout)
-        self.parts = _Parts(module).eval()
+        self.parts = Parts(module).eval()
         own = {name.removeprefix("module."): p for name, p in self.parts.named_parameters()}
         self.initial: Tensors = {
             name: p.detach().clone() for name, p in own.items() if p.requires_grad
@@ -268,14 +242,14 @@ class Net:
         inside = self.compute or outside
         for dropout in self.dropouts:
             dropout.key = key
-        named = {f"module.{name}": p.to(inside) for name, p in params.items()}
+        params = map_entries(lambda p: p.to(inside), params)
         if self.ours and not self.mapped and x.device.type == "cpu":
-            named = map_entries(_channels_last, named)
+            params = map_entries(_channels_last, params)
         if x.is_floating_point():
             x = x.to(inside)
         attending = AttendingTogether() if self.mapped and self.frozen else nullcontext()
         with attending:
-            answer: tuple[Tensor, ...] = functional_call(self.parts, named, (x, parts))
+            answer = self.parts.called_with(params, x, parts)
         for dropout in self.dropouts:
             dropout.key = None
         return tuple(t.to(outside) for t in answer)

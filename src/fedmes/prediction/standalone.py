@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedmes.data.dataset import Normalisation
 from fedmes.methods.base import ClientContext, Method
 from fedmes.models.adapters import merge
+from fedmes.models.parts import Parts
 from fedmes.prediction.network import by_channel, channel_statistics
 from fedmes.tensors import Tensors, pick, put
 
@@ -36,13 +37,13 @@ class Standalone(nn.Module):
         self.ctx = ctx
         net = self.method.net.with_front()
         net.mapped = False  # a mapped call would fix the number of samples
-        self.parts = net.parts
         self.dtype = next(iter(predictor.values())).dtype
         # FedWeIT has weights for each task, which stay beside the network
         self.one_network = _load(net.parts.module, pick(predictor, "w"))
         if self.one_network:
-            net.parts.module = merge(net.parts.module)
+            net.parts = Parts(merge(net.parts.module)).eval()
             predictor = {name: t for name, t in predictor.items() if not name.startswith("w.")}
+        self.parts = net.parts
         self.beside = list(predictor)
         for name, t in predictor.items():
             self.register_buffer(_attribute(name), t.detach().clone())

@@ -31,14 +31,14 @@ def compiled(
     # float32 is meant where it is asked for
     warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
     graph = make_fx(lambda: step(), tracing_mode="fake", _allow_non_fake_inputs=True)()
-    tensors = _as_inputs(graph, device)
+    tensors = as_inputs(graph, device)
     # the cache is for graphs that were traced in such a context
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         function = torch._inductor.compile(graph, [*tensors], options=_options(device, own_kernels))
     return lambda: function(*tensors)
 
 
-def _as_inputs(module: fx.GraphModule, device: torch.device) -> list[Tensor]:
+def as_inputs(module: fx.GraphModule, device: torch.device) -> list[Tensor]:
     """The device's tensors that a graph holds become its inputs, because the compiler takes what a
     graph holds for constants."""
     graph = module.graph

@@ -113,7 +113,8 @@ class StackedEngine:
         if self.device.type != "cuda":
             lanes = max(1, min(torch.get_num_threads(), self.rota.seats))
         survey = self.rota.survey()
-        self.widths, longest = lay_out(survey, lanes, together)
+        self.widths, longest, typical = lay_out(survey, lanes, together)
+        self._steps = typical * max(len(survey.steps), self.rota.rounds)  # of a lane in the run
         self.longest_epoch = survey.bounds.samples
         met = None
         if self.rota.all_stay and self.widths.memory:
@@ -272,12 +273,11 @@ class StackedEngine:
         start = time.perf_counter()
         try:
             for lane in self.lanes:
-                lane.prepare(self._compile)
+                lane.prepare(self._compile, self._steps)
         except Exception as error:  # compilers fail in many ways; the run continues without
-            what = "compilation" if self._compile else "a CUDA graph"
-            note = (
-                f"{what} failed, steps run without it ({type(error).__name__}: {first_line(error)})"
-            )
+            what = "compilation" if self._compile else "recording"
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            note = f"{what} failed, steps run without it ({reason})"
             self.notes.append(note)
             warnings.warn(note, RuntimeWarning, stacklevel=2)
             for lane in self.lanes:

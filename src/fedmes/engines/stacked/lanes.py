@@ -3,7 +3,8 @@
 A lane is a fixed number of slots per seed that step together. Clients enter a slot, train there and
 leave (timetable.py); all that their steps read is on the device before the first one. A GPU has one
 lane; its step is compiled and captured in a CUDA graph. A CPU has one per thread: small matrix
-products run at full speed on one core, and lanes need not wait for each other.
+products run at full speed on one core, and lanes need not wait for each other. In a long run, its
+step is recorded.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.common.keyed_random import Ints
+from fedmes.engines.capacity import worth_stacking
 from fedmes.engines.stacked import timetable
 from fedmes.engines.stacked.batches import Batches, Grid, Numbers
 from fedmes.engines.stacked.met_classes import MetClasses
@@ -28,6 +30,7 @@ from fedmes.methods.base import ClientContext, Method
 from fedmes.tensors import Tensors, map_entries, pick, put
 
 AXES = {"c": 0, "s": None}
+RECORDED = 400  # steps of a CPU's lane that save more time than recording takes
 
 
 def over(function: Callable[..., Any], axes: str) -> Callable[..., Any]:
@@ -101,19 +104,21 @@ class Widths(NamedTuple):
         )
 
 
-def lay_out(survey: Survey, lanes: int, together: int) -> tuple[Widths, int]:
+def lay_out(survey: Survey, lanes: int, together: int) -> tuple[Widths, int, float]:
     """The sizes of each of so many lanes, for so many clients of each seed that fit in memory
-    together, and the steps of their longest wave."""
+    together, and the steps of their longest wave and of an average one."""
     steps, bounds, whole = survey
     one_lane = np.concatenate([timetable.share_out(wave, lanes) for wave in steps])
     seeds, seats = one_lane.shape[1:]
     slots = timetable.width_for(one_lane, max(1, together // lanes))
-    longest = max(timetable.length_for(wave, slots) for wave in one_lane)
+    lengths = [timetable.length_for(wave, slots) for wave in one_lane]
+    longest = max(lengths)
     if not whole:
         # the longest wave is not known; a lane's load exceeds an equal share by at most a client's
         load = -(-seats * bounds.steps // lanes) + bounds.steps
         longest = max(bounds.steps, -(-load // slots))
-    return Widths(seeds, slots, bounds.batch, bounds.memory), longest
+    widths = Widths(seeds, slots, bounds.batch, bounds.memory)
+    return widths, longest, sum(lengths) / len(lengths)
 
 
 class LanePlan(NamedTuple):
@@ -204,12 +209,19 @@ class Lane:
         self.clock.add_(1)
         self.changed = list(new)
 
-    def prepare(self, compiled: bool) -> None:
-        """Compile the step; without the compiler, a GPU still replays it from a CUDA graph."""
+    def prepare(self, compiled: bool, steps: float) -> None:
+        """Compile the step; without the compiler, a GPU still replays it from a CUDA graph, and a
+        CPU repeats that of a small network without Python, if there will be enough of them."""
+        model = self.method.config.model.name
         if compiled:
             self.compile()
         elif self.clock.device.type == "cuda":
             self.record()
+        elif steps >= RECORDED and worth_stacking(self.method.net, model, "cpu"):
+            from fedmes.engines.stacked import recording  # takes a second, as the compiler does
+
+            self.clock.zero_()
+            self.advance = recording.recorded(self.step)
 
     def compile(self) -> None:
         """Make the step one compiled kernel sequence, and on a GPU record it in a CUDA graph. The
