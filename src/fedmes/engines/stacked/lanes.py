@@ -214,16 +214,13 @@ class Lane:
 
     def prepare(self, compiled: bool, steps: float) -> None:
         """Compile the step; without the compiler, a GPU still replays it from a CUDA graph, and a
-        CPU repeats that of a small network without Python, if there will be enough of them. A
-        recorded step has one width, and leaving out classes not met yet saves more."""
+        CPU repeats that of a small network without Python, if there will be enough of them."""
         model = self.method.config.model.name
         if compiled:
             self.compile()
         elif self.clock.device.type == "cuda":
             self.record()
-        elif (
-            self.met is None and steps >= RECORDED and worth_stacking(self.method.net, model, "cpu")
-        ):
+        elif steps >= RECORDED and worth_stacking(self.method.net, model, "cpu"):
             from fedmes.engines.stacked import recording  # takes a second, as the compiler does
 
             self.clock.zero_()
