@@ -53,12 +53,6 @@ class Clients(NamedTuple):
         """All that belongs to a client, by name; @: not of its state."""
         return self.state | put("@ctx", self.ctx._asdict()) | {"@seat": self.seat}
 
-    def with_entries(self, entries: Tensors) -> Clients:
-        """Others in their place, beside the same server."""
-        state = {name: entries[name] for name in self.state}
-        ctx = ClientContext(**pick(entries, "@ctx"))
-        return Clients(state, self.server, ctx, entries["@seat"])
-
     def of(self, seed: int, seat: int) -> Tensors:
         """Views of one client's."""
         return map_entries(itemgetter((seed, seat)), self.entries())
@@ -178,10 +172,13 @@ class Lane:
         self.clients = clients
         self.shared = shared
         self.met = met
-        like = clients if met is None else clients.with_entries(met.narrow(clients.entries()))
-        room = map_entries(partial(_slots, widths), like.entries())
-        self.slots = clients.with_entries(room)
-        self.stepping = self.slots  # as much of them as a step reads
+        like = clients.entries()
+        if met is not None:
+            like = {name: met.narrow(name, t) for name, t in like.items()}
+        room = map_entries(partial(_slots, widths), like)
+        state = {name: room[name] for name in clients.state}
+        ctx = ClientContext(**pick(room, "@ctx"))
+        self.slots = Clients(state, clients.server, ctx, room["@seat"])
         tables = widths.empty_tables(longest, pin=False)
         self.tables = Tables(*(t.to(batches.device) for t in tables))
         self.planned = self.tables  # the same as the host has them
@@ -197,7 +194,7 @@ class Lane:
         """The step that the clock points at, for all slots. An idle slot trains on padding, and its
         result is not read."""
         now = Tables(*(table[self.clock][0] for table in self.tables))
-        slots, server, ctx, seat = self.stepping
+        slots, server, ctx, seat = self.slots
         ctx = ctx._replace(epoch=now.epoch, key=now.key)
         numbers = Numbers(now.rows, now.task, now.place, self.fetched)
         stored = Numbers(now.memory_rows, now.memory_task, now.memory_place, self.memory_fetched)
@@ -270,10 +267,6 @@ class Lane:
     def train(self, table: timetable.Timetable) -> None:
         """All steps of the round; in between, clients enter and leave their slots."""
         self.clock.zero_()
-        if self.met is not None and self.advance == self.step:  # no recording fixes the width
-            last = int(self.clients.ctx.position.max())
-            mine = self.met.narrow(self.slots.entries(), self.met.so_far[last])
-            self.stepping = self.slots.with_entries(mine)
         done = 0
         changes = table.changes()
         visits = Counter(

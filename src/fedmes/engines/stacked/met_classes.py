@@ -22,23 +22,19 @@ class MetClasses:
     """Which classes the clients on the seats meet."""
 
     def __init__(self, plans: Grid, batches: Batches, state: Tensors, by_class: tuple[str, ...]):
-        seen: NDArray[np.bool_] = np.array(each(lambda plan: plan.seen, plans))
-        # by task, the most that a client has met until then
-        self.so_far: list[int] = seen.sum(axis=3).max(axis=(0, 1)).tolist()
-        never = seen.shape[2]
-        first = np.where(seen.any(axis=2), seen.argmax(axis=2), never)
-        order = np.argsort(first, axis=2, kind="stable")  # as they are met
-        self.classes = batches.put(order[:, :, : self.so_far[-1]])  # [seed, seat, column]
-        self.column = batches.put(np.argsort(order, axis=2))  # [seed, seat, class]
+        met: NDArray[np.bool_] = np.array(each(lambda plan: plan.seen.any(axis=0), plans))
+        self.width = int(met.sum(axis=2).max())
+        order = np.argsort(~met, axis=2, kind="stable")  # those that are met come first
+        self.classes = batches.put(order[:, :, : self.width])  # [seed, seat, column]
+        # [seed, seat, class]; any column for the others, which padding may be of
+        self.column = batches.put(np.minimum(np.argsort(order, axis=2), self.width - 1))
         # the axis of classes in entries of a client
         self.axes = {"@ctx.blocks": 1, "@ctx.classes": 1, "@ctx.seen": 0}
         self.axes |= {name: 0 for name in state if name.endswith(by_class)}
 
-    def narrow(self, entries: Tensors, columns: int | None = None) -> Tensors:
-        """Entries [seed, slot, ...] with so many classes; by default, with all that are met."""
-        width = self.so_far[-1] if columns is None else columns
-        narrow = {name: entries[name].narrow(2 + dim, 0, width) for name, dim in self.axes.items()}
-        return entries | narrow
+    def narrow(self, name: str, t: Tensor) -> Tensor:
+        """An entry of all clients [seed, seat, ...], for the shape that it has on a slot."""
+        return t.narrow(2 + self.axes[name], 0, self.width) if name in self.axes else t
 
     def enter(self, slot: Tensors, client: Tensors, classes: Tensor) -> None:
         """What has an axis of classes comes from a seat to a slot."""
@@ -53,9 +49,7 @@ class MetClasses:
     def relabelled(self, batch: Batch, seat: Tensor) -> Batch:
         """With labels that count these classes only."""
         seed = torch.arange(len(seat), device=seat.device)[:, None, None]
-        column = self.column[seed, seat[:, :, None], batch.y]
-        last = batch.scope.shape[-1] - 1  # for padding, which may be of any class
-        return batch._replace(y=column.clamp(max=last))
+        return batch._replace(y=self.column[seed, seat[:, :, None], batch.y])
 
 
 def met_classes(method: Method, plans: Grid, batches: Batches, state: Tensors) -> MetClasses | None:
