@@ -11,8 +11,14 @@ from torch import nn
 import fedmes
 from fedmes import config
 from fedmes.engines import capacity
-from fedmes.engines.capacity import HEADROOM, activation_bytes, check, replicas_that_fit
-from fedmes.engines.stacked import batches
+from fedmes.engines.capacity import (
+    HEADROOM,
+    activation_bytes,
+    check,
+    clients_side_by_side,
+    replicas_that_fit,
+)
+from fedmes.engines.stacked import seats
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS, fedstats
 from fedmes.methods.fedavg import FedAvg
@@ -53,7 +59,7 @@ def test_weights_are_equal_after_a_round_in_float32(method, monkeypatch):
 
 @pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch):
-    monkeypatch.setattr(batches, "SIDE_BY_SIDE", 3)
+    monkeypatch.setattr(seats, "clients_side_by_side", lambda *_: 3)
     assert_equal_runs(prepared_with({}, staggered=True), stacks=(1, 3, 6))
 
 
@@ -247,6 +253,8 @@ def test_activations_are_counted_without_the_weights():
     base = {key: value for key, value in AWKWARD.items() if not key.startswith("model")}
     prepared = prepare(config.load(None, base | {"model": "linear"}))
     assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
+    # 128 samples of 3,000 clients fit in 250 MB, of 4,000 they do not
+    assert 3000 < clients_side_by_side(prepared.method.net, prepared.samples, 128) < 4000
 
 
 # a CPU without bf16 falls back, and torch says so at length

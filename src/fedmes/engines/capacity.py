@@ -25,6 +25,7 @@ ENOUGH = 96  # clients in a wave: more at once take more memory and save next to
 # coming and going costs time.
 STAY = 256
 LITTLE = 8e9
+LAYER = 250e6  # bytes of a layer's output that are made at once outside of training
 # Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one
 # takes 7 ms less on an H200, and to compile it 50 s more than to record it.
 EPOCHS_WORTH_COMPILING = 200
@@ -121,26 +122,38 @@ def _client_bytes(method: Method, federation: Federation, samples: Samples) -> t
 
 def activation_bytes(net: Net, samples: Samples) -> float:
     """What one sample leaves behind for the backward pass."""
+    return sum(_activations(net, samples))
+
+
+def clients_side_by_side(net: Net, samples: Samples, each: int) -> int:
+    """Clients in one forward pass with so many samples of each. With more, a GPU is no busier."""
+    largest = max([1, *_activations(net, samples)])
+    return max(1, int(LAYER // (each * largest)))
+
+
+def _activations(net: Net, samples: Samples) -> list[int]:
+    """The bytes of each layer that one sample leaves behind: what a further one adds, because a
+    layer also keeps its weights, and in bf16 a copy of them."""
+    sizes = (_saved(net, samples, count) for count in (2, 3))
+    return [more - fewer for fewer, more in zip(*sizes, strict=False)]
+
+
+def _saved(net: Net, samples: Samples, count: int) -> list[int]:
+    """The sizes of what so many samples leave behind, weights included."""
     params = cast(net.initial, samples.device, samples.dtype)
     params = map_entries(lambda p: p.detach().clone().requires_grad_(), params)
-    # weights are there once, and what is frozen once for all clients
-    module = net.parts
-    weights = {_place(t) for t in (*params.values(), *module.parameters(), *module.buffers())}
     saved: dict[int, int] = {}  # several layers may need the same numbers
 
     def note(tensor: Tensor) -> Tensor:
-        saved[_place(tensor)] = tensor.untyped_storage().nbytes()
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    rows = torch.zeros(2, dtype=torch.int64, device=samples.device)
+    rows = torch.zeros(count, dtype=torch.int64, device=samples.device)
     x = samples.take(rows, samples.scale(None))
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
         _kept = net.logits(params, x)  # while it lives, no place is used twice
-    return sum(size for place, size in saved.items() if place not in weights) / 2
-
-
-def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return list(saved.values())
 
 
 def free_bytes(device: torch.device) -> int:

@@ -23,10 +23,7 @@ from fedmes.tensors import Tensors, cast, stacked
 
 Grid = list[list[Any]]  # [seed][client]
 NO_SAMPLES: Ints = np.zeros(0, np.int64)
-# samples of each client in one forward pass outside of training, and clients of all seeds in it:
-# more at once take more memory, and a GPU is busy with fewer
-TOGETHER = 128
-SIDE_BY_SIDE = 32
+TOGETHER = 128  # samples of each client in one forward pass outside of training
 
 
 def each(function: Callable[..., Any], *grids: Grid) -> Grid:
@@ -34,9 +31,9 @@ def each(function: Callable[..., Any], *grids: Grid) -> Grid:
     return [list(map(function, *rows)) for rows in zip(*grids, strict=True)]
 
 
-def groups(seeds: int, seats: int) -> list[slice]:
-    """Seats in equal parts, of some SIDE_BY_SIDE clients of all seeds each."""
-    width = -(-seats // -(-seeds * seats // SIDE_BY_SIDE))
+def groups(seeds: int, seats: int, most: int) -> list[slice]:
+    """Seats in equal parts, of at most so many clients of all seeds each, or one of each seed."""
+    width = -(-seats // -(-seats // max(1, most // seeds)))
     return [slice(start, start + width) for start in range(0, seats, width)]
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedmes.engines.capacity import clients_side_by_side
 from fedmes.engines.client_data import IDLE
-from fedmes.engines.stacked.batches import Batches, Grid, each, groups
+from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, groups
 from fedmes.engines.stacked.lanes import Clients, over
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.steps_only import needed_in_steps_only
@@ -54,7 +55,9 @@ class Seats:
         self.rota = rota
         self.initial = initial
         seeds = len(rota.streams)
-        self.groups = groups(seeds, rota.seats)  # that are looked at together
+        # clients that are looked at together
+        most = clients_side_by_side(method.net, batches.data, TOGETHER)
+        self.groups = groups(seeds, rota.seats, most)
         self.members = rota.waves(0)[0]
         self.plans = rota.plans(self.members)
         batches.seat(self.plans)
