@@ -23,12 +23,20 @@ def stacked(made):
     return StackedEngine(made.method, made.federations, made.samples, 99, False)
 
 
+@pytest.fixture
+def threads():
+    """Sets how many there are, which also says how many lanes; until the test is over."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_the_other_rows_change_nothing(lanes, monkeypatch):
+def test_the_other_rows_change_nothing(lanes, threads):
     """Against one client after the other, which trains whole heads."""
     made = prepared(**THREE_TASKS)
     loop = LoopEngine(made.method, made.federations, made.samples)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: lanes)
+    threads(lanes)
     engine = stacked(prepared(**THREE_TASKS))
     most = max(plan.seen[-1].sum() for federation in made.federations for plan in federation.plans)
     assert len(engine.lanes) == lanes
