@@ -182,10 +182,8 @@ def plain(work: Work, folder: str) -> Outcome:
 
 
 def engine(name: str, work: Work, folder: str) -> Outcome:
-    """One of this package's. On a GPU the stacked step is compiled, as in any longer run; that falls
-    into the round that warms up."""
-    compiled = name == "stacked" and work.device.type == "cuda"
-    options = {"engine": name, "engine.compile": compiled}
+    """One of this package's. On a GPU its step is compiled, in the round that warms up."""
+    options = {"engine": name, "engine.compile": work.device.type == "cuda"}
     prepared = prepare(configuration.load(None, work.options | options))
     with numerics(prepared.config):
         clients = local_engine(prepared)
