@@ -386,10 +386,8 @@ def main() -> None:
             if not row.problem and not rows[0].problem:
                 measure(row, work, folder)
     about = {"device": device_name(work.device), "torch": torch.__version__}
-    print(
-        f"FedAvg, {asked.model}, {asked.clients} clients, batch {asked.batch}, {asked.precision},",
-        f"{about['device']}, torch {about['torch']}",
-    )
+    print(f"FedAvg, {asked.model}, {asked.clients} clients, batch {asked.batch}, {asked.precision}")
+    print(f"{about['device']}, torch {about['torch']}")
     show(rows, work)
     if asked.json:
         found = about | {"options": work.options, "rows": list(map(asdict, rows))}
