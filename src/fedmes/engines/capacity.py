@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedmes.common import limits
@@ -25,7 +25,7 @@ ENOUGH = 96  # clients in a wave: more at once take more memory and save next to
 # coming and going costs time.
 STAY = 256
 LITTLE = 8e9
-LAYER = 250e6  # bytes of a layer's output that are made at once outside of training
+LAYER = 100e6  # bytes of a layer's output that are made at once outside of training
 # Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one
 # takes 7 ms less on an H200, and to compile it 50 s more than to record it.
 EPOCHS_WORTH_COMPILING = 200
@@ -142,18 +142,19 @@ def _saved(net: Net, samples: Samples, count: int) -> list[int]:
     """The sizes of what so many samples leave behind, weights included."""
     params = cast(net.initial, samples.device, samples.dtype)
     params = map_entries(lambda p: p.detach().clone().requires_grad_(), params)
-    saved: dict[int, int] = {}  # several layers may need the same numbers
+    # Several layers may need the same numbers. While all of them live, no place is used twice.
+    saved: dict[int, UntypedStorage] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> None:
+        # nothing for the backward pass, which never comes: it would hold itself for good
         storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        saved[storage.data_ptr()] = storage
 
     rows = torch.zeros(count, dtype=torch.int64, device=samples.device)
     x = samples.take(rows, samples.scale(None))
-    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
-        _kept = net.logits(params, x)  # while it lives, no place is used twice
-    return list(saved.values())
+    with torch.enable_grad(), saved_tensors_hooks(note, lambda nothing: nothing):
+        net.logits(params, x)
+    return [storage.nbytes() for storage in saved.values()]
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -188,6 +189,7 @@ def execute(
             finish = partial(_train_and_write, prepared, training, directory)
             if flower is None:
                 result = finish(local_engine(prepared))
+                gc.collect()  # an engine refers to itself; a run after this one needs its memory
             else:
                 result = flower.with_sites(prepared, place, resume, grid, finish)
         if place != directory:

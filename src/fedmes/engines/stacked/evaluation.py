@@ -158,8 +158,9 @@ def _count(
     count = over(partial(_right, method), "ccccccc")
     tables = [batches.table(protocol.candidates, group.plans) for protocol in protocols.values()]
     candidates = torch.stack(tables, dim=2)  # [seed, client, protocol, task, class]
-    counts: list[Tensors] = []
-    for j in range(longest(tests)):
+
+    def counted(j: int) -> Tensors:
+        # in a function of its own, so that a piece's samples are gone before the next ones come
         pieces = each(partial(_piece, j), tests)
         task = batches.table(itemgetter(0), pieces)
         x, y, mask = batches.samples(batches.put(padded(each(itemgetter(1), pieces))))
@@ -167,7 +168,10 @@ def _count(
         scopes = torch.cat([ctx.seen[:, :, None], chosen], dim=2)
         task_ids = task[:, :, None].repeat(1, 1, scopes.shape[2])
         task_ids[:, :, 0] = -1
-        counts.append(count(predictor, x, y, mask, scopes, task_ids, ctx))
+        found: Tensors = count(predictor, x, y, mask, scopes, task_ids, ctx)
+        return found
+
+    counts = list(map(counted, range(longest(tests))))
     lost = torch.stack([count.pop("undefined") for count in counts]).sum((0, -1))
     right = torch.stack([torch.stack(list(count.values())) for count in counts])
     return list(counts[0]), right.cpu().numpy(), lost.cpu().numpy()

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
 Key = tuple[int, int]  # seed, client
-SLAB = 64_000_000  # bytes that are reserved at a time
+SLAB = 256_000_000  # bytes that are reserved at a time
 RESERVED = 2_000_000_000  # bytes of memory that are left to others
-WRITERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # threads
+WRITERS = max(1, min(12, 3 * (os.cpu_count() or 1) // 4))  # threads
 
 
 class ClientStore:
@@ -75,8 +76,8 @@ class ClientStore:
         places = [self._number.setdefault(key, len(self._number)) for key in keys]
         # before anybody is told of them: another thread may read ahead
         self._on_the_way = [
-            self._writers.submit(self._write, places[w::WRITERS], rows[w::WRITERS], arrived)
-            for w in range(WRITERS)
+            self._writers.submit(self._write, places[some], rows[some], arrived)
+            for some in _parts(len(places), WRITERS)
         ]
         for key in keys:
             self._changes[key] = self.changes(key) + 1
@@ -84,8 +85,10 @@ class ClientStore:
     def _write(self, places: list[int], rows: Tensor, arrived: torch.cuda.Event | None) -> None:
         if arrived is not None:
             arrived.synchronize()
-        for place, row in zip(places, rows, strict=True):
-            self._row(place).copy_(row)
+        for begin, place, count in _neighbours(places, self._per_slab):
+            slab, first = divmod(place, self._per_slab)
+            there = self._slabs[slab][first : first + count]
+            np.copyto(there.numpy(), rows[begin : begin + count].numpy())
 
     def _wait(self) -> None:
         for part in self._on_the_way:
@@ -121,3 +124,22 @@ class ClientStore:
                 f"{tempfile.gettempdir()} has no room for more ({error.strerror}); TMPDIR=DIR "
                 "names another place; fewer clients or rounds need less"
             ) from None
+
+
+def _parts(count: int, parts: int) -> list[slice]:
+    """So many things as about equal parts, one after the other."""
+    bounds = [count * part // parts for part in range(parts + 1)]
+    return [slice(*both) for both in pairwise(bounds)]
+
+
+def _neighbours(places: list[int], per_slab: int) -> Iterator[tuple[int, int, int]]:
+    """Places in a row within one slab, to be copied at once, because a thread waits for Python's
+    lock between two copies: the index of the first, the place itself, how many."""
+
+    def run(at: tuple[int, int]) -> tuple[int, int]:
+        index, place = at
+        return place - index, place // per_slab
+
+    for _, found in groupby(enumerate(places), run):
+        (index, place), *others = found
+        yield index, place, 1 + len(others)

@@ -60,7 +60,7 @@ def share_out(steps: Ints, lanes: int) -> Ints:
     return shared
 
 
-HARDLY = 0.01
+HARDLY = 0.025
 OVERHEAD = 3  # what a step costs in addition to its slots, in slots (measured, GPU and CPU)
 
 
