@@ -3,7 +3,8 @@
     python benchmarks/body_rate.py [--model timm:vit_base_patch16_224] [--clients 1,10,50]
 
 Random weights. The clients' networks are mapped as the stacked engine maps them, each with its own
-adapters and images, and on a GPU replayed from a CUDA graph. The arithmetic of body and adapters
+adapters and images, and on a GPU replayed from a CUDA graph; beside it the body alone, without
+adapters, which takes the images of all clients as one batch. The arithmetic of body and adapters
 (which have a few hundredths of it) is counted once forward, and once more backward, since the
 body's own weights need no gradient. The matrix rate is that of a large product in this process.
 """
@@ -15,7 +16,7 @@ import json
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from adapters import body_flop, prepared, seconds
@@ -25,7 +26,7 @@ from fedmes.tensors import Tensors, map_entries
 from stacked import matrix_rate
 
 
-def ways(net: Net, images: Tensor) -> dict[str, Callable[[], object]]:
+def ways(net: Net, front: nn.Module, images: Tensor) -> dict[str, Callable[[], object]]:
     """What is timed, for images [client, sample, ...]."""
     device = images.device
     clients = len(images)
@@ -37,22 +38,34 @@ def ways(net: Net, images: Tensor) -> dict[str, Callable[[], object]]:
     def both(params: Tensors, x: Tensor) -> Tensors:
         return net.gradient(lambda w: net.logits(w, x).logsumexp(-1).sum(), params)[0]
 
+    together = images.flatten(0, 1).to(net.compute)
+
+    def to_the_images() -> Tensor:
+        x = together.detach().requires_grad_()
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(front(x).float().logsumexp(-1).sum(), x)
+        return slope
+
     return {
         "forward": lambda: vmap(forward)(params, images),
         "forward and backward": lambda: vmap(both)(params, images),
+        "the body alone, forward": lambda: front(together),
+        "the body alone, forward and backward": to_the_images,
     }
 
 
 @torch.no_grad()
-def measured(net: Net, asked: argparse.Namespace, clients: int, rate: float) -> list[dict]:
+def measured(
+    net: Net, front: nn.Module, asked: argparse.Namespace, clients: int, rate: float
+) -> list[dict]:
     shape = (clients, asked.batch, 3, asked.size, asked.size)
     images = torch.rand(shape, device=asked.device)
     flop = clients * asked.batch * body_flop(net.parts.module, images[0, :1].to(net.compute))
     rows = []
-    for passes, (name, way) in enumerate(ways(net, images).items(), 1):
+    for name, way in ways(net, front, images).items():
         notes: list[str] = []
         took = seconds(Captured(way, images.device, notes), asked.steps)
-        done = passes * flop / took
+        done = (2 if "backward" in name else 1) * flop / took
         row = {"clients": clients, "way": name, "ms": 1e3 * took, "tflops": done / 1e12}
         rows.append(row | {"share": done / rate, "notes": notes})
     return rows
@@ -70,17 +83,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     asked = parser.parse_args()
     counts = list(map(int, asked.clients.split(",")))
-    options = {"train": "adapters", "clients": 1, "seeds": 1, "precision": "bf16"}
-    net = prepared(argparse.Namespace(**vars(asked) | options)).method.net
+    options = vars(asked) | {"clients": 1, "seeds": 1, "precision": "bf16"}
+    net = prepared(argparse.Namespace(**options, train="adapters")).method.net
     net.mapped = True  # as the stacked engine sets it
+    frozen = prepared(argparse.Namespace(**options, train="head")).method.net
+    front = frozen.parts.module.front.to(net.compute)
     rate = matrix_rate(asked.device, "bf16")
     print(f"{asked.model}, {asked.batch} images a client; a product: {rate / 1e12:.1f} TFLOP/s")
     rows = []
     for clients in counts:
-        for row in measured(net, asked, clients, rate):
+        for row in measured(net, front, asked, clients, rate):
             rows.append(row)
             numbers = f"{row['ms']:9.1f} ms {row['tflops']:8.2f} TFLOP/s {row['share']:6.1%}"
-            print(f"{clients:3} clients  {row['way']:20} {numbers}", *row["notes"])
+            print(f"{clients:3} clients  {row['way']:36} {numbers}", *row["notes"])
     print(json.dumps({"matrix_tflops": rate / 1e12, "rows": rows}))
 
 

@@ -93,7 +93,6 @@ def options_of(asked: argparse.Namespace) -> dict[str, Any]:
         "clients": asked.clients, "rounds": 1 + asked.rounds, "epochs": asked.epochs,
         "batch": asked.batch, "device": asked.device, "engine.precision": asked.precision,
         "optim": "sgd", "optim.lr": LR, "optim.gamma": 1.0, "train.scope": "all", "stream.frac": 50,
-        "stream.partition": "dirichlet:2",
         "synthetic.classes": classes, "synthetic.channels": channels,
         "synthetic.train": 50 * asked.clients, "synthetic.test": 1, "data.image_size": size,
     }  # fmt: skip
@@ -385,6 +384,7 @@ def main() -> None:
         for row in rows * asked.repeats:
             if not row.problem and not rows[0].problem:
                 measure(row, work, folder)
+                print(f"{row.peer}: {row.problem or f'{row.seconds:.2f} s'}", file=sys.stderr)
     about = {"device": device_name(work.device), "torch": torch.__version__}
     print(f"FedAvg, {asked.model}, {asked.clients} clients, batch {asked.batch}, {asked.precision}")
     print(f"{about['device']}, torch {about['torch']}")
