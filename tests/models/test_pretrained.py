@@ -14,7 +14,7 @@ from fedmes.errors import UserError
 from fedmes.models import features, networks
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
-from fedmes.models.pretrained import AsTrained, Body, Lite0, Pretrained, read_weights
+from fedmes.models.pretrained import AsTrained, Body, Lite0, Pretrained, by_parts, read_weights
 from helpers.custom_tables import arrays
 
 SHAPE = (3, 16, 16)
@@ -119,6 +119,15 @@ def test_levels_are_pooled_outputs_of_equal_length_beside_each_other():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_level_is_pooled_in_parts():
+    maps = torch.arange(32.0).reshape(1, 2, 4, 4)
+    parts = torch.tensor([[2.5, 4.5, 10.5, 12.5, 18.5, 20.5, 26.5, 28.5]])
+    torch.testing.assert_close(by_parts(maps, 2), parts / parts.norm())
+    network = Lite0(SHAPE, 4, weights="none", size=64, levels=3, grid=2)
+    features = network.features(network.front(torch.rand(2, *SHAPE)))
+    assert features.shape == (2, 4 * (192 + 320) + 1280) == (2, network.head.in_features)
+
+
 def test_random_features_are_the_same_for_every_seed_and_nobody_trains_them():
     a = lite0(random=30)
     torch.manual_seed(6)
@@ -136,6 +145,11 @@ REFUSED = {
     "last of levels": (
         {"model.levels": 2, "model.train": "last:1"},
         "model.levels: 2, but model.train=last:1 takes the features of the last level",
+    ),
+    "grid": ({"model.grid": 2}, "model.grid: 2, but it is for levels before the last"),
+    "fine grid": (
+        {"model.grid": 2, "model.levels": 2, "model.size": 32},
+        "model.grid: 2, but a level of the network has 1x1 places",
     ),
     "levels, cnn6": ({"model": "cnn6", "model.levels": 2}, "cnn6 has no option 'levels'"),
     "last:99": ({"model.train": "last:99"}, "last:99, but the network has 18 stages"),

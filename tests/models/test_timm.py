@@ -51,6 +51,12 @@ def test_features_of_several_levels(name, width):
     assert net.logits(net.initial, x).shape == (3, 5)
 
 
+def test_levels_in_parts():
+    make = maker("timm:resnet18")
+    module = make((3, 8, 8), 5, weights="none", size=64, levels=3, grid=2)
+    assert module.head.in_features == 512 + 4 * (512 + 256)
+
+
 def test_more_levels_than_there_are():
     with pytest.raises(UserError, match=r"model\.levels: 99, but timm:resnet18 has 6"):
         maker("timm:resnet18")((3, 8, 8), 5, weights="none", size=32, levels=99)

@@ -22,6 +22,7 @@ class ModelKeys(TypedDict, total=False):
     rank: int | None
     size: int | None
     levels: int | None
+    grid: int | None
     random: int | None
     cache: Literal["auto", "device", "host", "disk", "off"] | None
     views: int | None

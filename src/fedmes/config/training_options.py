@@ -65,6 +65,12 @@ class Model(Section):
         "one alone, or further ones before it, of other resolutions or widths, beside it.",
         unset="`1`",
     )
+    grid: Positive | None = option(
+        None,
+        "in how many rows and columns of parts an image is pooled, in each level before the last: "
+        "2 tells above from below and left from right.",
+        unset="`1`",
+    )
     random: Positive | None = option(
         None,
         "random features: so many ReLUs of fixed random sums of a pretrained network's features "

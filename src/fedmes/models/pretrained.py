@@ -65,22 +65,34 @@ class EqualLength(nn.Module):
 class Levels(nn.Module):
     """The pooled outputs of several stages, each of one length, beside each other."""
 
-    def __init__(self, stages: Sequence[nn.Module], pooled: Sequence[int]) -> None:
+    def __init__(self, stages: Sequence[nn.Module], pooled: Sequence[int], grid: int) -> None:
         super().__init__()
         self.stages = nn.ModuleList(stages)
         self.pooled = pooled  # the places of the stages that are meant, apart from the last one
+        self.grid = grid
 
     def extra_repr(self) -> str:
-        return f"pooled={self.pooled}"  # features in a file are known by it
+        return f"pooled={self.pooled}, grid={self.grid}"  # features in a file are known by it
 
     def forward(self, x: Tensor) -> Tensor:
         levels: list[Tensor] = []
         for place, stage in enumerate(self.stages):
             x = stage(x)
             if place in self.pooled:
-                levels.append(F.normalize(x.mean((-2, -1)), dim=-1))
+                levels.append(by_parts(x, self.grid))
         levels.append(F.normalize(x, dim=-1))
         return torch.cat(levels, dim=-1)
+
+
+def by_parts(maps: Tensor, grid: int) -> Tensor:
+    """Means over the parts of an image, in so many rows and columns; vectors of length 1."""
+    places = min(maps.shape[-2:])
+    if grid > places:
+        raise UserError(
+            f"model.grid: {grid}, but a level of the network has {places}x{places} places; "
+            "take a larger model.size or fewer parts"
+        )
+    return F.normalize(F.adaptive_avg_pool2d(maps, grid).flatten(1), dim=-1)
 
 
 class RandomFeatures(nn.Module):
@@ -200,11 +212,12 @@ class Lite0(Pretrained):
         rank: int = 8,
         size: int = input_size,
         levels: int = 1,
+        grid: int = 1,
         random: int | None = None,
     ) -> None:
         if size < LEAST:
             raise UserError(f"model.size: lite0 needs {LEAST} pixels at least, not {size}")
-        refuse_last_of_levels(train, levels)
+        check_levels(train, levels, grid)
         body = EfficientNetLite0()
         if weights == "none":
             with torch.random.fork_rng(devices=[]):
@@ -213,11 +226,11 @@ class Lite0(Pretrained):
         else:
             body.load(read_weights(weights_path(weights)))
         half = [0.5, 0.5, 0.5]
-        about = Body(*_with_levels(body, levels), size, mean=half, std=half)
+        about = Body(*_with_levels(body, levels, grid), size, mean=half, std=half)
         super().__init__(about, shape, classes, train, rank, random)
 
 
-def _with_levels(body: EfficientNetLite0, levels: int) -> tuple[list[nn.Module], int]:
+def _with_levels(body: EfficientNetLite0, levels: int, grid: int) -> tuple[list[nn.Module], int]:
     """Stages and the width of the features."""
     if levels == 1:
         return body.stages(), FEATURES
@@ -225,11 +238,13 @@ def _with_levels(body: EfficientNetLite0, levels: int) -> tuple[list[nn.Module],
     if levels > len(there) + 1:
         raise UserError(f"model.levels: {levels}, but lite0 has {len(there) + 1}")
     taken = there[1 - levels :]
-    width = FEATURES + sum(channels for _, channels in taken)
-    return [Levels(body.stages(), [place for place, _ in taken])], width
+    width = FEATURES + grid**2 * sum(channels for _, channels in taken)
+    return [Levels(body.stages(), [place for place, _ in taken], grid)], width
 
 
-def refuse_last_of_levels(train: str, levels: int) -> None:
+def check_levels(train: str, levels: int, grid: int) -> None:
+    if grid > 1 and levels == 1:
+        raise UserError(f"model.grid: {grid}, but it is for levels before the last: model.levels=2")
     if train.startswith("last:") and levels > 1:
         raise UserError(
             f"model.levels: {levels}, but model.train={train} takes the features of the last level"

@@ -18,9 +18,10 @@ from fedmes.errors import UserError
 from fedmes.models.pretrained import (
     Body,
     Pretrained,
+    by_parts,
+    check_levels,
     few,
     read_weights,
-    refuse_last_of_levels,
 )
 from fedmes.tensors import Tensors
 
@@ -32,20 +33,21 @@ PATIENCE = 5  # seconds for the hub to answer
 class Features(nn.Module):
     """A network of timm up to its head: its own features, or those of several levels."""
 
-    def __init__(self, network: Any, levels: int) -> None:
+    def __init__(self, network: Any, levels: int, grid: int) -> None:
         super().__init__()
         self.network = network
         self.levels = levels
+        self.grid = grid
 
     def extra_repr(self) -> str:
-        return f"levels={self.levels}"  # features in a file are known by it
+        return f"levels={self.levels}, grid={self.grid}"  # features in a file are known by it
 
     def forward(self, x: Tensor) -> Tensor:
         network = self.network
         if self.levels == 1:
             return network.forward_head(network.forward_features(x), pre_logits=True)
         last, maps = network.forward_intermediates(x, indices=self.levels - 1)
-        levels = [F.normalize(each.mean((-2, -1)), dim=-1) for each in maps]
+        levels = [by_parts(each, self.grid) for each in maps]
         levels.append(F.normalize(network.forward_head(last, pre_logits=True), dim=-1))
         return torch.cat(levels, dim=-1)
 
@@ -65,14 +67,15 @@ def maker(name: str) -> Callable[..., Pretrained]:
         rank: int = 8,
         size: int | None = None,
         levels: int = 1,
+        grid: int = 1,
         random: int | None = None,
     ) -> Pretrained:
-        refuse_last_of_levels(train, levels)
+        check_levels(train, levels, grid)
         network = _network(timm, short, weights, size)
         network = timm.layers.freeze_batch_norm_2d(network)
         about = network.pretrained_cfg
         _refuse_size(network, size or about["input_size"][-1], name)
-        features = Features(network, levels)
+        features = Features(network, levels, grid)
         body = Body(
             [features],
             _width(features, levels, size or about["input_size"][-1], name),
