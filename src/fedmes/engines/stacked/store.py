@@ -25,9 +25,9 @@ from fedmes.errors import UserError
 from fedmes.tensors import Tensors
 
 Key = tuple[int, int]  # seed, client
-SLAB = 256_000_000  # bytes that are reserved at a time
+SLAB = 64_000_000  # bytes that are reserved at a time
 RESERVED = 2_000_000_000  # bytes of memory that are left to others
-WRITERS = max(1, min(12, 3 * (os.cpu_count() or 1) // 4))  # threads
+WRITERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # threads
 
 
 class ClientStore:
@@ -71,7 +71,7 @@ class ClientStore:
         arrived = None
         if rows.is_cuda:
             rows = torch.empty_like(rows, device="cpu", pin_memory=True).copy_(rows, True)
-            arrived = torch.cuda.Event()
+            arrived = torch.cuda.Event(blocking=True)  # threads that spin slow others down
             arrived.record()
         places = [self._number.setdefault(key, len(self._number)) for key in keys]
         # before anybody is told of them: another thread may read ahead
