@@ -15,7 +15,8 @@ LITE0 = {"model": "lite0"}
         ({"model": "cnn6"}, "fedmes-plus", "trained"),
         (LITE0, "fedstats", "frozen"),
         ({"model.name": "timm:vit_small_patch16_224"}, "fedstats", "frozen"),
-        (LITE0 | {"model.train": "adapters"}, "fedmes-plus", "more than the head"),
+        (LITE0 | {"model.train": "adapters"}, "fedstats", "adapters"),
+        (LITE0 | {"model.train": "last:1"}, "fedmes-plus", "more than the head"),
         (LITE0 | {"engine.precision": "bf16"}, "fedmes-plus", "engine.precision=bf16"),
         (LITE0 | {"device": "mps"}, "fedmes-plus", "device=mps"),
         (LITE0 | {"privacy.sample_clip": 1.0}, "fedmes-plus", "privacy.sample_clip"),
@@ -36,6 +37,11 @@ def test_statistics_need_one_round_unless_more_are_asked_for():
     asked = LITE0 | {"method": "auto", "rounds": 3, "model.levels": 1}
     found = config.load(None, asked)
     assert (found.rounds, found.epochs, found.model.levels) == (3, 1, 1)
+
+
+def test_adapters_learn_in_the_first_rounds():
+    found = config.load(None, LITE0 | {"method": "auto", "model.train": "adapters"})
+    assert (found.rounds, found.epochs, found.fedstats.adapt) == (4, 3, 3)
 
 
 def test_a_method_that_was_asked_for_needs_no_reason(tmp_path):

@@ -23,14 +23,19 @@ def recommended(given: Mapping[str, Any]) -> Recommendation:
     name = str(model.get("name", ""))
     if name != "lite0" and not name.startswith("timm:"):
         return _trained("a network that is trained: replay, a teacher and averaged models")
-    if model.get("train", "head") != "head":
+    train = model.get("train", "head")
+    if train not in ("head", "adapters"):
         return _trained("more than the head of a pretrained network is trained")
     if hindrance := _no_sums(asked):
         return _trained(f"sums of features do not go with {hindrance}")
     options: dict[str, Any] = {"method": "fedstats", "rounds": 1, "epochs": 1}
+    reason = "a frozen pretrained network: sums of its features, sent once"
+    if train == "adapters":
+        options |= {"rounds": 4, "epochs": 3, "fedstats": {"adapt": 3}}
+        reason = "adapters: they learn for three rounds, then sums of the adapted features"
     if name == "lite0":
         options["model"] = {"levels": 5}
-    return Recommendation(options, "a frozen pretrained network: sums of its features, sent once")
+    return Recommendation(options, reason)
 
 
 def _trained(reason: str) -> Recommendation:
