@@ -6,7 +6,8 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from torch.func import grad, vjp, vmap
 
 from fedmes.errors import UserError, first_line
 from fedmes.models.attention import AttendingTogether
+from fedmes.models.convolution import FastGradients, may_gain
 from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
 from fedmes.models.frozen_norm import simplify_frozen_norms
 from fedmes.models.networks import MODELS
@@ -94,6 +96,11 @@ class Net:
         self.parts.to(device, compute or dtype)
         self.compute = compute
         return self
+
+    @cached_property
+    def convolves(self) -> bool:
+        """Can its gradients be faster ones?"""
+        return may_gain(self.parts)
 
     @property
     def front(self) -> nn.Module | None:
@@ -243,12 +250,17 @@ class Net:
         for dropout in self.dropouts:
             dropout.key = key
         params = map_entries(lambda p: p.to(inside), params)
-        if self.ours and not self.mapped and x.device.type == "cpu":
+        by_itself = not self.mapped and x.device.type == "cpu"
+        if self.ours and by_itself:
             params = map_entries(_channels_last, params)
         if x.is_floating_point():
             x = x.to(inside)
-        attending = AttendingTogether() if self.mapped and self.frozen else nullcontext()
-        with attending:
+        mode: AbstractContextManager[object] = nullcontext()
+        if self.mapped and self.frozen:
+            mode = AttendingTogether()
+        elif by_itself and self.convolves and torch.is_grad_enabled():
+            mode = FastGradients()
+        with mode:
             answer = self.parts.called_with(params, x, parts)
         for dropout in self.dropouts:
             dropout.key = None
