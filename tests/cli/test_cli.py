@@ -1,6 +1,7 @@
 """The command line as a user meets it: real processes, real files."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -44,6 +45,17 @@ def test_help_imports_no_command(flag, tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "federation" in done.stdout or done.stdout == f"{__version__}\n"
+
+
+def test_torch_keeps_memory_between_steps_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr(warnings, "showwarning", None)
+    monkeypatch.setattr(cli, "app", lambda: None)
+    monkeypatch.setattr(os, "environ", {})
+    for said in ("1000", "20"):
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert os.environ == {"MIMALLOC_PURGE_DELAY": said}
+        os.environ["MIMALLOC_PURGE_DELAY"] = "20"
 
 
 def test_the_list_of_commands_is_that_of_their_modules():
