@@ -22,7 +22,7 @@ PAYS = platform.machine() == "aarch64"
 SIZES = (3, 5)  # of kernels
 CHANNELS = 32  # with fewer, copies cost more than products
 WINOGRAD = 64  # channels from which on Winograd's forward pass is the faster one
-PART = 1 << 23  # bytes of a part of a batch whose pixels are laid out for a product
+PART = 1 << 21  # bytes of a part of a batch whose pixels are laid out for a product
 
 
 class _Convolution(torch.autograd.Function):
@@ -67,12 +67,14 @@ def _kernel_gradient(x: Tensor, slope: Tensor, size: int, padding: int) -> Tenso
         return winograd.kernel_gradient(x, slope, padding)
     channels = x.shape[3]
     total = x.new_zeros(slope.shape[3], size * size * channels)
-    count = max(1, PART // (x.element_size() * total.shape[1] * slope[0, :, :, 0].numel()))
-    x = F.pad(x, (0, 0, *[padding] * 4))
-    for part, slopes in zip(x.split(count), slope.split(count), strict=True):
-        # [N, H, W, channel, row of the kernel, column of the kernel]
-        pixels = part.unfold(1, size, 1).unfold(2, size, 1).permute(0, 1, 2, 4, 5, 3)
-        total.addmm_(slopes.flatten(0, 2).T, pixels.reshape(-1, total.shape[1]))
+    # [N, H, W, row of the kernel, column of the kernel, channel]
+    seen = F.pad(x, (0, 0, *[padding] * 4)).unfold(1, size, 1).unfold(2, size, 1)
+    seen = seen.permute(0, 1, 2, 4, 5, 3)
+    count = max(1, PART // (x.element_size() * seen[0].numel()))
+    room = torch.empty(min(count, len(x)), *seen.shape[1:])
+    for part, slopes in zip(seen.split(count), slope.split(count), strict=True):
+        pixels = room[: len(part)].copy_(part).view(-1, total.shape[1])
+        total.addmm_(slopes.flatten(0, 2).T, pixels)
     return total.view(-1, size, size, channels).permute(0, 3, 1, 2)
 
 

@@ -7,10 +7,9 @@ There a convolution is one product of matrices a place. Images are [N, H, W, C].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 SIZE = 3  # of a kernel
@@ -21,74 +20,104 @@ INPUTS = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))  # [place, 
 KERNEL = ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0))  # [place, tap]
 OUTPUTS = ((1, 1, 1, 0), (0, 1, -1, -1))  # [pixel, place]
 SLOPES = ((1, 0), (1, 1), (1, -1), (0, -1))  # its transpose
-CONSTANT = (1, 1)  # a number at this place is added to all outputs of the tile
-PART = 1 << 23  # bytes that a part of a batch takes at the places
+# Bytes that a part of a batch takes at the places. Its memory is used again for the next part: to
+# get more of it from the system costs as much as the sums.
+PART = 1 << 21
+
+Factors = Sequence[Sequence[int]]
 
 
 def convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Images convolved with a kernel [outputs, inputs, 3, 3]."""
     outputs, inputs = kernel.shape[:2]
     height, width = (side + 2 * padding - SIZE + 1 for side in x.shape[1:3])
-    y = x.new_empty(len(x), height + height % TILE, width + width % TILE, outputs)
+    y = x.new_empty(len(x), height, width, outputs)
     taps = kernel.new_tensor(KERNEL)
     there = torch.einsum("ia,jb,ocab->jico", taps, taps, kernel).flatten(0, 1)
-    count = _images_a_part(y, max(inputs, outputs))
-    for part, result in zip(x.split(count), y.split(count), strict=True):
-        seen = _inputs_at_places(part, padding)
-        products = (seen.view(PLACES**2, -1, inputs) @ there).view(*seen.shape[:-1], outputs)
-        if bias is not None:
-            products[CONSTANT] += bias
-        half = x.new_empty(PLACES, *seen.shape[2:4], result.shape[2], outputs)
-        _add_up(OUTPUTS, products.unbind(), half.unfold(3, TILE, TILE).unbind(-1))
-        _add_up(OUTPUTS, half.unbind(), result.unfold(1, TILE, TILE).unbind(-1))
-    return y[:, :height, :width]
+    for images, results in _parts(x, y):
+        seen = _Seen(INPUTS, len(images[0]), height, width, inputs)
+        products = x.new_empty(*seen.shape[:-1], outputs)
+        by_place = products.view(PLACES**2, -1, outputs)
+        half = x.new_empty(*seen.shape[1:4], TILE * seen.shape[4], outputs)
+        tiles = x.new_empty(*seen.shape[2:3], TILE * seen.shape[3], *half.shape[3:])
+        sums = _sums(OUTPUTS, products.unbind(), half.unfold(3, TILE, TILE).unbind(-1))
+        sums += _sums(OUTPUTS, half.unbind(), tiles.unfold(1, TILE, TILE).unbind(-1))
+        for part, result in zip(images, results, strict=True):
+            torch.bmm(seen.at_places(part, padding), there, out=by_place)
+            _add_up(sums)
+            result.copy_(tiles[:, :height, :width])
+            if bias is not None:
+                result += bias
+    return y
 
 
 def kernel_gradient(x: Tensor, slope: Tensor, padding: int) -> Tensor:
     """The gradient of the kernel, given that of the outputs."""
-    inputs = x.shape[3]
-    outputs = slope.shape[3]
-    slope = F.pad(slope, (0, 0, 0, slope.shape[2] % TILE, 0, slope.shape[1] % TILE))
-    count = _images_a_part(slope, max(inputs, outputs))
-    total = x.new_zeros(PLACES**2, inputs, outputs)
-    for part, slopes in zip(x.split(count), slope.split(count), strict=True):
-        seen = _inputs_at_places(part, padding).view(PLACES**2, -1, inputs)
-        total.baddbmm_(seen.mT, _at_places(SLOPES, slopes).view(PLACES**2, -1, outputs))
+    _, height, width, outputs = slope.shape
+    total = x.new_zeros(PLACES**2, x.shape[3], outputs)
+    for images, slopes in _parts(x, slope):
+        seen = _Seen(INPUTS, len(images[0]), height, width, x.shape[3])
+        wanted = _Seen(SLOPES, len(images[0]), height, width, outputs)
+        for part, its_slopes in zip(images, slopes, strict=True):
+            total.baddbmm_(seen.at_places(part, padding).mT, wanted.at_places(its_slopes))
     taps = x.new_tensor(KERNEL)
     return torch.einsum("ia,jb,jico->ocab", taps, taps, total.unflatten(0, (PLACES, PLACES)))
 
 
-def _images_a_part(y: Tensor, channels: int) -> int:
-    each = (PLACES // TILE) ** 2 * y[0, :, :, 0].numel() * channels * y.element_size()
-    return max(1, PART // max(1, each))
+def _parts(x: Tensor, y: Tensor) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
+    """The same images of both in parts of one size; then what is left of them."""
+    pixels = y.shape[1] * y.shape[2] * max(x.shape[3], y.shape[3])
+    count = max(1, PART // ((PLACES // TILE) ** 2 * pixels * y.element_size()))
+    whole = len(x) // count * count
+    if whole:
+        yield x[:whole].split(count), y[:whole].split(count)
+    if whole < len(x):
+        yield [x[whole:]], [y[whole:]]
 
 
-def _inputs_at_places(x: Tensor, padding: int) -> Tensor:
-    """With a border, and as many rows and columns as whole tiles see."""
-    down, right = (padding + side % TILE for side in x.shape[1:3])
-    return _at_places(INPUTS, F.pad(x, (0, 0, padding, right, padding, down)))
+class _Seen:
+    """Room for what the tiles of some images depend on, there and at the places."""
+
+    def __init__(
+        self, factors: Factors, count: int, height: int, width: int, channels: int
+    ) -> None:
+        """`height`, `width`: of the outputs."""
+        seen = len(factors[0])
+        sides = (-(-side // TILE) * TILE + seen - TILE for side in (height, width))
+        self.images = torch.zeros(count, *sides, channels)
+        rows = self.images.unfold(1, seen, TILE)
+        half = torch.empty(PLACES, *rows.shape[:-1])
+        columns = half.unfold(3, seen, TILE)
+        whole = torch.empty(PLACES, *columns.shape[:-1])
+        self.shape = whole.shape  # [place, place, N, tile, tile, C]
+        self.whole = whole.view(PLACES**2, -1, channels)
+        self.sums = _sums(factors, rows.unbind(-1), half.unbind())
+        self.sums += _sums(factors, columns.unbind(-1), whole.unbind())
+
+    def at_places(self, images: Tensor, padding: int = 0) -> Tensor:
+        """[place, tile, C]"""
+        height, width = images.shape[1:3]
+        self.images[:, padding:, padding:][:, :height, :width] = images
+        _add_up(self.sums)
+        return self.whole
 
 
-def _at_places(factors: Sequence[Sequence[int]], x: Tensor) -> Tensor:
-    """[place, place, N, tile, tile, C]"""
-    seen = len(factors[0])
-    tiles = x.unfold(1, seen, TILE)
-    half = x.new_empty(PLACES, *tiles.shape[:-1])
-    _add_up(factors, tiles.unbind(-1), half.unbind())
-    tiles = half.unfold(3, seen, TILE)
-    whole = x.new_empty(PLACES, *tiles.shape[:-1])
-    _add_up(factors, tiles.unbind(-1), whole.unbind())
-    return whole
+# a + factor * b, and where it goes
+Sums = list[tuple[Tensor, Tensor, int, Tensor]]
 
 
-def _add_up(
-    factors: Sequence[Sequence[int]], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> None:
+def _sums(factors: Factors, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sums:
     """Each output is a sum of inputs with factors 1, -1 or 0."""
+    sums = []
     for row, output in zip(factors, outputs, strict=True):
         terms = [(t, factor) for t, factor in zip(inputs, row, strict=True) if factor]
         (total, first), *others = sorted(terms, key=lambda term: -term[1])
-        if not others:
-            torch.mul(total, first, out=output)
-        for term, factor in others:
-            total = torch.add(total, term, alpha=factor, out=output)
+        for term, factor in others or [(total, first - 1)]:
+            sums.append((total, term, factor, output))
+            total = output
+    return sums
+
+
+def _add_up(sums: Sums) -> None:
+    for a, b, factor, output in sums:
+        torch.add(a, b, alpha=factor, out=output)
