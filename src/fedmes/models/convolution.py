@@ -1,7 +1,7 @@
-"""Convolutions with a fast backward pass on ARM processors.
+"""Convolutions with a faster backward pass on ARM processors.
 
-torch has only forward kernels for them: its gradients take twice as long as a forward pass. Here
-they are forward passes and products.
+torch has fast kernels only for the forward pass there; a gradient takes twice as long. Here the
+gradient of the images is a forward pass, and that of the kernel is made of plain products.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from torch.overrides import TorchFunctionMode
 
 from fedmes.models import winograd
 
-# On x86, torch's own gradients are fast.
 PAYS = platform.machine() == "aarch64"
 SIZES = (3, 5)  # of kernels
-CHANNELS = 32  # with fewer, copies cost more than products
+CHANNELS = 32  # layers with fewer were not timed, and take little
 WINOGRAD = 64  # channels from which on Winograd's forward pass is the faster one
 PART = 1 << 21  # bytes of a part of a batch whose pixels are laid out for a product
 
@@ -71,7 +70,7 @@ def _kernel_gradient(x: Tensor, slope: Tensor, size: int, padding: int) -> Tenso
     seen = F.pad(x, (0, 0, *[padding] * 4)).unfold(1, size, 1).unfold(2, size, 1)
     seen = seen.permute(0, 1, 2, 4, 5, 3)
     count = max(1, PART // (x.element_size() * seen[0].numel()))
-    room = torch.empty(min(count, len(x)), *seen.shape[1:])
+    room = x.new_empty(min(count, len(x)), *seen.shape[1:])
     for part, slopes in zip(seen.split(count), slope.split(count), strict=True):
         pixels = room[: len(part)].copy_(part).view(-1, total.shape[1])
         total.addmm_(slopes.flatten(0, 2).T, pixels)
@@ -83,7 +82,7 @@ def _channels_last(t: Tensor) -> bool:
 
 
 class FastGradients(TorchFunctionMode):
-    """Meanwhile a network's convolutions have them."""
+    """Meanwhile convolutions have them where that pays."""
 
     def __torch_function__(
         self,
@@ -110,6 +109,7 @@ def _fits(x: Tensor, kernel: Tensor, bias: Any = None, *way: Any) -> bool:
         and groups == 1
         and x.dtype == kernel.dtype == torch.float32
         and x.ndim == 4
+        and len(x) > 0
         and x.shape[1] == kernel.shape[1]
         and min(kernel.shape[:2]) >= CHANNELS
         and min(x.shape[2:]) + 2 * padding[0] >= size
@@ -119,4 +119,5 @@ def _fits(x: Tensor, kernel: Tensor, bias: Any = None, *way: Any) -> bool:
 
 
 def may_gain(module: nn.Module) -> bool:
+    """Can there be a convolution that gains, on this processor?"""
     return PAYS and any(isinstance(layer, nn.Conv2d) for layer in module.modules())

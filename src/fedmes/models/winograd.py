@@ -29,13 +29,13 @@ Factors = Sequence[Sequence[int]]
 
 def convolved(x: Tensor, kernel: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Images convolved with a kernel [outputs, inputs, 3, 3]."""
-    outputs, inputs = kernel.shape[:2]
+    outputs = len(kernel)
     height, width = (side + 2 * padding - SIZE + 1 for side in x.shape[1:3])
     y = x.new_empty(len(x), height, width, outputs)
     taps = kernel.new_tensor(KERNEL)
     there = torch.einsum("ia,jb,ocab->jico", taps, taps, kernel).flatten(0, 1)
     for images, results in _parts(x, y):
-        seen = _Seen(INPUTS, len(images[0]), height, width, inputs)
+        seen = _Seen(INPUTS, images[0], height, width)
         products = x.new_empty(*seen.shape[:-1], outputs)
         by_place = products.view(PLACES**2, -1, outputs)
         half = x.new_empty(*seen.shape[1:4], TILE * seen.shape[4], outputs)
@@ -56,10 +56,10 @@ def kernel_gradient(x: Tensor, slope: Tensor, padding: int) -> Tensor:
     _, height, width, outputs = slope.shape
     total = x.new_zeros(PLACES**2, x.shape[3], outputs)
     for images, slopes in _parts(x, slope):
-        seen = _Seen(INPUTS, len(images[0]), height, width, x.shape[3])
-        wanted = _Seen(SLOPES, len(images[0]), height, width, outputs)
+        seen = _Seen(INPUTS, images[0], height, width)
+        given = _Seen(SLOPES, slopes[0], height, width)
         for part, its_slopes in zip(images, slopes, strict=True):
-            total.baddbmm_(seen.at_places(part, padding).mT, wanted.at_places(its_slopes))
+            total.baddbmm_(seen.at_places(part, padding).mT, given.at_places(its_slopes))
     taps = x.new_tensor(KERNEL)
     return torch.einsum("ia,jb,jico->ocab", taps, taps, total.unflatten(0, (PLACES, PLACES)))
 
@@ -76,30 +76,28 @@ def _parts(x: Tensor, y: Tensor) -> Iterator[tuple[Sequence[Tensor], Sequence[Te
 
 
 class _Seen:
-    """Room for what the tiles of some images depend on, there and at the places."""
+    """Room for what the tiles of some images depend on, as pixels and at the places."""
 
-    def __init__(
-        self, factors: Factors, count: int, height: int, width: int, channels: int
-    ) -> None:
+    def __init__(self, factors: Factors, like: Tensor, height: int, width: int) -> None:
         """`height`, `width`: of the outputs."""
         seen = len(factors[0])
         sides = (-(-side // TILE) * TILE + seen - TILE for side in (height, width))
-        self.images = torch.zeros(count, *sides, channels)
-        rows = self.images.unfold(1, seen, TILE)
-        half = torch.empty(PLACES, *rows.shape[:-1])
+        self.pixels = like.new_zeros(len(like), *sides, like.shape[3])
+        rows = self.pixels.unfold(1, seen, TILE)
+        half = like.new_empty(PLACES, *rows.shape[:-1])
         columns = half.unfold(3, seen, TILE)
-        whole = torch.empty(PLACES, *columns.shape[:-1])
+        whole = like.new_empty(PLACES, *columns.shape[:-1])
         self.shape = whole.shape  # [place, place, N, tile, tile, C]
-        self.whole = whole.view(PLACES**2, -1, channels)
+        self.places = whole.view(PLACES**2, -1, like.shape[3])
         self.sums = _sums(factors, rows.unbind(-1), half.unbind())
         self.sums += _sums(factors, columns.unbind(-1), whole.unbind())
 
     def at_places(self, images: Tensor, padding: int = 0) -> Tensor:
         """[place, tile, C]"""
         height, width = images.shape[1:3]
-        self.images[:, padding:, padding:][:, :height, :width] = images
+        self.pixels[:, padding:, padding:][:, :height, :width] = images
         _add_up(self.sums)
-        return self.whole
+        return self.places
 
 
 # a + factor * b, and where it goes
