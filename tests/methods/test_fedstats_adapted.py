@@ -61,7 +61,8 @@ def test_sums_are_those_of_all_samples_as_the_trained_body_sees_them(absent):
 @pytest.mark.slow
 def test_the_stacked_engine_is_equal():
     """Clients come late, stay away and miss a task; what is not to outlive a round is lost."""
-    prepared = prepared_with({"method": "fedstats", "fedstats.adapt": 1}, staggered=True)
+    options = {"method": "fedstats", "fedstats.adapt": 1, "fedstats.frequency": 1}
+    prepared = prepared_with(options, staggered=True)
     assert_equal_runs(prepared, stacks=(1000, 4), poisoned=True)
 
 

@@ -135,10 +135,12 @@ class FedStats(FedAvg):
         own = pick(state, "own")
         share = self.options.own
         if self.eval_model == "global":
+            own = broadcast
             share = 0.0
         elif share == "tuned":
             share = self.tuned(w, broadcast, own, store)
         weight, bias = self.head(broadcast, own, share)
+        bias = bias + self.options.frequency * own["n"].clamp(min=1).log()
         head = {"head.weight": weight.to(w["head.weight"].dtype)}
         if "head.bias" in w:
             head["head.bias"] = bias.to(w["head.bias"].dtype)
