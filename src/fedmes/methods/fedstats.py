@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # not depend on the order of clients and tasks, and what was added can be taken out again.
 GRID = 2.0**-12
 
+MATRICES = 5  # [D, D] that are there at once while a head is solved for
+
 SHARES = (0.0, 0.5, 0.8, 1.0)  # candidates for fedstats.own=tuned; the first where none is better
 
 
@@ -54,6 +56,7 @@ class FedStats(FedAvg):
                 "engine.precision: bf16 is too coarse for sums of features; take float32"
             )
         self.measure = self.sums
+        self.workspace = MATRICES * 8 * self.width**2
         if self.options.own == "tuned":
             self.store = "memory"
 
