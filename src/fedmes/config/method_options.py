@@ -214,8 +214,8 @@ class FedstatsOptions(MethodOptions):
     frequency: NotNegative = option(
         0.0,
         "how much the logarithm of a class's frequency among the client's own samples adds to its "
-        "score: 0 takes all classes as equally frequent. 1 is Bayes' rule; `lda` is too sure of "
-        "itself, so more may be right where classes are uneven.",
+        "score: 0 takes all classes as equally frequent. 1 is Bayes' rule, if new samples are as "
+        "uneven; `lda` is too sure of itself, so more may be better.",
     )
     adapt: Annotated[int, Field(ge=0)] = option(
         0,
