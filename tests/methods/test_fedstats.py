@@ -96,6 +96,8 @@ def test_without_extra_weight_a_client_has_the_solution_on_all_data(head):
             "fedstats.own": 0,
             "fedstats.head": head,
             "fedstats.prior": 100,
+            "fedstats.frequency": 2,
+            "stream.partition": "dirichlet:1",
             "engine.precision": "float64",
         }
     )
@@ -115,6 +117,9 @@ def test_without_extra_weight_a_client_has_the_solution_on_all_data(head):
     near = 1e-6 * np.abs(weight).max()  # sums travel in float32
     np.testing.assert_allclose(model["head.weight"], weight, rtol=0, atol=near)
     bias = np.zeros(9) if head == "ridge" else -(weight * means).sum(1) / 2
+    own = np.bincount(run.samples.y[run.federations[0].plans[2].rows], minlength=9)
+    assert len(set(own)) > 2
+    bias = bias + 2 * np.log(np.maximum(own, 1))
     np.testing.assert_allclose(model["head.bias"], bias, rtol=1e-6, atol=near)
 
 

@@ -254,7 +254,7 @@ ON_BLOCKS = [
     (
         "fedstats",
         {
-            "fedstats": {"adapt": 2},
+            "fedstats": {"adapt": 2, "frequency": 2},
             "rounds": 4,
             "faults": {"drop": 0.3},
             "stream": {"arrival": "staggered"},

@@ -14,7 +14,15 @@ from fedmes.errors import UserError
 from fedmes.models import features, networks
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
-from fedmes.models.pretrained import AsTrained, Body, Lite0, Pretrained, by_parts, read_weights
+from fedmes.models.pretrained import (
+    AsTrained,
+    Body,
+    InParts,
+    Lite0,
+    Pretrained,
+    by_parts,
+    read_weights,
+)
 from helpers.custom_tables import arrays
 
 SHAPE = (3, 16, 16)
@@ -123,7 +131,7 @@ def test_a_level_is_pooled_in_parts():
     maps = torch.arange(32.0).reshape(1, 2, 4, 4)
     parts = torch.tensor([[2.5, 4.5, 10.5, 12.5, 18.5, 20.5, 26.5, 28.5]])
     torch.testing.assert_close(by_parts(maps, 2), parts / parts.norm())
-    network = Lite0(SHAPE, 4, weights="none", size=64, levels=3, grid=2)
+    network = Lite0(SHAPE, 4, weights="none", size=64, levels=InParts(3, 2))
     features = network.features(network.front(torch.rand(2, *SHAPE)))
     assert features.shape == (2, 4 * (192 + 320) + 1280) == (2, network.head.in_features)
 

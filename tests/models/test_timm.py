@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from fedmes.errors import UserError
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
+from fedmes.models.pretrained import InParts
 from fedmes.models.timm_networks import maker
 from helpers.torchvision_operators import declared
 
@@ -53,7 +54,7 @@ def test_features_of_several_levels(name, width):
 
 def test_levels_in_parts():
     make = maker("timm:resnet18")
-    module = make((3, 8, 8), 5, weights="none", size=64, levels=3, grid=2)
+    module = make((3, 8, 8), 5, weights="none", size=64, levels=InParts(3, 2))
     assert module.head.in_features == 512 + 4 * (512 + 256)
 
 

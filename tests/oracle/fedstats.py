@@ -1,5 +1,7 @@
 """FedStats a second time: sums over samples in a plain loop, and a head by eigenvalues."""
 
+import math
+
 import torch
 
 from oracle.mathematics import mean
@@ -77,4 +79,7 @@ class FedStats(FedAvg):
         bias = torch.zeros_like(n)
         if options.head == "lda":
             bias = torch.stack([-(w @ m) / 2 for w, m in zip(weight, means, strict=True)])
+        counts = self.all["n"] if self.judged == "global" else state.own["n"]
+        logs = [math.log(max(n, 1)) for n in counts.tolist()]
+        bias = bias + options.frequency * torch.tensor(logs, dtype=bias.dtype)
         return state.w | self.server | {"head.weight": weight, "head.bias": bias}

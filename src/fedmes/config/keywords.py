@@ -164,6 +164,7 @@ class FedstatsKeys(TypedDict, total=False):
     head: Literal["lda", "ridge", "mean"]
     prior: float
     own: float | Literal["tuned"]
+    frequency: float
     adapt: int
 
 

@@ -211,6 +211,12 @@ class FedstatsOptions(MethodOptions):
         "own alone. `tuned`: what does best on the client's memory, whose samples are taken out of "
         "the sums for it.",
     )
+    frequency: NotNegative = option(
+        0.0,
+        "how much the logarithm of a class's frequency among the client's own samples adds to its "
+        "score: 0 takes all classes as equally frequent. 1 is Bayes' rule, if new samples are as "
+        "uneven; `lda` is too sure of itself, so more may be better.",
+    )
     adapt: Annotated[int, Field(ge=0)] = option(
         0,
         "so many rounds at the start train the network and average it, before its body is fixed "

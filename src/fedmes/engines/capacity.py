@@ -26,6 +26,7 @@ ENOUGH = 96  # clients in a wave: more at once take more memory and save next to
 STAY = 256
 LITTLE = 8e9
 LAYER = 100e6  # bytes of a layer's output that are made at once outside of training
+SOLVED = 4e9  # and of what a method works with there
 # Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one
 # takes 7 ms less on an H200, and to compile it 50 s more than to record it.
 EPOCHS_WORTH_COMPILING = 200
@@ -125,10 +126,11 @@ def activation_bytes(net: Net, samples: Samples) -> float:
     return sum(_activations(net, samples))
 
 
-def clients_side_by_side(net: Net, samples: Samples, each: int) -> int:
+def clients_side_by_side(method: Method, samples: Samples, each: int) -> int:
     """Clients in one forward pass with so many samples of each. With more, a GPU is no busier."""
-    largest = max([1, *_activations(net, samples)])
-    return max(1, int(LAYER // (each * largest)))
+    largest = max([1, *_activations(method.net, samples)])
+    most = min(LAYER // (each * largest), SOLVED // max(1, method.workspace))
+    return max(1, int(most))
 
 
 def _activations(net: Net, samples: Samples) -> list[int]:

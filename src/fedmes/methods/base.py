@@ -109,6 +109,8 @@ class Method:
     by_class: ClassVar[tuple[str, ...]] = ()
     # does it keep sums in float64, which not every device has?
     exact_sums: ClassVar[bool] = False
+    # bytes that `measure` or `build_predictor` works with for one client, if they are many
+    workspace: int = 0
     # options for all methods that this one ignores
     unused: ClassVar[tuple[str, ...]] = ()
     # how many gradients of a sample of the batch and of one of the memory a step takes, all of them

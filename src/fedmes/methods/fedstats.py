@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # not depend on the order of clients and tasks, and what was added can be taken out again.
 GRID = 2.0**-12
 
+MATRICES = 5  # [D, D] that are there at once while a head is solved for
+
 SHARES = (0.0, 0.5, 0.8, 1.0)  # candidates for fedstats.own=tuned; the first where none is better
 
 
@@ -54,6 +56,7 @@ class FedStats(FedAvg):
                 "engine.precision: bf16 is too coarse for sums of features; take float32"
             )
         self.measure = self.sums
+        self.workspace = MATRICES * 8 * self.width**2
         if self.options.own == "tuned":
             self.store = "memory"
 
@@ -135,10 +138,12 @@ class FedStats(FedAvg):
         own = pick(state, "own")
         share = self.options.own
         if self.eval_model == "global":
+            own = broadcast
             share = 0.0
         elif share == "tuned":
             share = self.tuned(w, broadcast, own, store)
         weight, bias = self.head(broadcast, own, share)
+        bias = bias + self.options.frequency * own["n"].clamp(min=1).log()
         head = {"head.weight": weight.to(w["head.weight"].dtype)}
         if "head.bias" in w:
             head["head.bias"] = bias.to(w["head.bias"].dtype)

@@ -16,7 +16,7 @@ from fedmes.common import limits, plugins
 from fedmes.errors import UserError, first_line
 from fedmes.models import timm_networks
 from fedmes.models.network import Network
-from fedmes.models.pretrained import Lite0
+from fedmes.models.pretrained import InParts, Lite0
 from fedmes.models.sequences import CNN1D, Text
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ MODELS: dict[str, Make] = {
 }
 
 
-OPTIONS = ("width", "stem", "weights", "train", "rank", "size", "levels", "grid", "random")
+OPTIONS = ("width", "stem", "weights", "train", "rank", "size", "levels", "random")
 
 
 def maker(name: str) -> Make:
@@ -315,6 +315,8 @@ def options(config: Config) -> dict[str, Any]:
     model = config.model
     given: dict[str, Any] = {name: getattr(model, name) for name in OPTIONS}
     given["dropout"] = model.dropout or None
+    if model.grid is not None:
+        given["levels"] = InParts(model.levels or 1, model.grid)
     if config.knn.features != "fc":
         given["features"] = config.knn.features
     return {name: value for name, value in given.items() if value is not None}

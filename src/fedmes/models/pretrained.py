@@ -62,6 +62,13 @@ class EqualLength(nn.Module):
         return x * (LENGTH / length.clamp(min=1e-12))
 
 
+class InParts(NamedTuple):
+    """`model.levels` and `model.grid`."""
+
+    levels: int
+    grid: int
+
+
 class Levels(nn.Module):
     """The pooled outputs of several stages, each of one length, beside each other."""
 
@@ -211,13 +218,12 @@ class Lite0(Pretrained):
         train: str = "head",
         rank: int = 8,
         size: int = input_size,
-        levels: int = 1,
-        grid: int = 1,
+        levels: int | InParts = 1,
         random: int | None = None,
     ) -> None:
         if size < LEAST:
             raise UserError(f"model.size: lite0 needs {LEAST} pixels at least, not {size}")
-        check_levels(train, levels, grid)
+        count, grid = counted(levels, train)
         body = EfficientNetLite0()
         if weights == "none":
             with torch.random.fork_rng(devices=[]):
@@ -226,7 +232,7 @@ class Lite0(Pretrained):
         else:
             body.load(read_weights(weights_path(weights)))
         half = [0.5, 0.5, 0.5]
-        about = Body(*_with_levels(body, levels, grid), size, mean=half, std=half)
+        about = Body(*_with_levels(body, count, grid), size, mean=half, std=half)
         super().__init__(about, shape, classes, train, rank, random)
 
 
@@ -242,13 +248,18 @@ def _with_levels(body: EfficientNetLite0, levels: int, grid: int) -> tuple[list[
     return [Levels(body.stages(), [place for place, _ in taken], grid)], width
 
 
-def check_levels(train: str, levels: int, grid: int) -> None:
-    if grid > 1 and levels == 1:
+def counted(levels: int | InParts, train: str) -> InParts:
+    """Of how many levels the features are, and in how many rows and columns of parts."""
+    if isinstance(levels, int):
+        levels = InParts(levels, 1)
+    count, grid = levels
+    if grid > 1 and count == 1:
         raise UserError(f"model.grid: {grid}, but it is for levels before the last: model.levels=2")
-    if train.startswith("last:") and levels > 1:
+    if train.startswith("last:") and count > 1:
         raise UserError(
-            f"model.levels: {levels}, but model.train={train} takes the features of the last level"
+            f"model.levels: {count}, but model.train={train} takes the features of the last level"
         )
+    return levels
 
 
 def _draw_again(layer: nn.Module) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from fedmes.errors import UserError
 from fedmes.models.pretrained import (
     Body,
+    InParts,
     Pretrained,
     by_parts,
-    check_levels,
+    counted,
     few,
     read_weights,
 )
@@ -66,19 +67,18 @@ def maker(name: str) -> Callable[..., Pretrained]:
         train: str = "head",
         rank: int = 8,
         size: int | None = None,
-        levels: int = 1,
-        grid: int = 1,
+        levels: int | InParts = 1,
         random: int | None = None,
     ) -> Pretrained:
-        check_levels(train, levels, grid)
+        count, grid = counted(levels, train)
         network = _network(timm, short, weights, size)
         network = timm.layers.freeze_batch_norm_2d(network)
         about = network.pretrained_cfg
         _refuse_size(network, size or about["input_size"][-1], name)
-        features = Features(network, levels, grid)
+        features = Features(network, count, grid)
         body = Body(
             [features],
-            _width(features, levels, size or about["input_size"][-1], name),
+            _width(features, count, size or about["input_size"][-1], name),
             size or about["input_size"][-1],
             about["mean"],
             about["std"],

@@ -56,7 +56,7 @@ class Seats:
         self.initial = initial
         seeds = len(rota.streams)
         # clients that are looked at together
-        most = clients_side_by_side(method.net, batches.data, TOGETHER)
+        most = clients_side_by_side(method, batches.data, TOGETHER)
         self.groups = groups(seeds, rota.seats, most)
         self.members = rota.waves(0)[0]
         self.plans = rota.plans(self.members)
