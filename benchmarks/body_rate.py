@@ -87,7 +87,8 @@ def main() -> None:
     net = prepared(argparse.Namespace(**options, train="adapters")).method.net
     net.mapped = True  # as the stacked engine sets it
     frozen = prepared(argparse.Namespace(**options, train="head")).method.net
-    front = frozen.parts.module.front.to(net.compute)
+    assert frozen.front is not None
+    front = frozen.front.to(net.compute)
     rate = matrix_rate(asked.device, "bf16")
     print(f"{asked.model}, {asked.batch} images a client; a product: {rate / 1e12:.1f} TFLOP/s")
     rows = []

@@ -75,13 +75,13 @@ def main() -> None:
     rounds = 10 * asked.rounds
     print(f"{time.perf_counter() - clock:.1f} s, {time.process_time() - processor:.1f} s processor")
     print({name: round(value, 1) for name, value in result.seconds.items()}, f"{rounds} rounds")
-    if result.peak_memory_bytes is not None and asked.seeds > 1:
-        own = result.peak_memory_bytes - features
+    if (peak := result.peak_memory_bytes) is not None and asked.seeds > 1:
+        own = peak - features
         print(f"{own / 1e6:.0f} MB beside {features / 1e6:.0f} MB of features")
         with tempfile.TemporaryDirectory() as folder:
             one = options(asked) | {"seeds": [0], "rounds": 1}
-            fewer = fedmes.run(**one, model=OneLayer, out=folder, bar=False)
-        more = (result.peak_memory_bytes - fewer.peak_memory_bytes) / (asked.seeds - 1) / CLIENTS
+            fewer = fedmes.run(**one, model=OneLayer, out=folder, bar=False).peak_memory_bytes
+        more = (peak - (fewer or 0)) / (asked.seeds - 1) / CLIENTS
         print(f"a further seed adds {more / 1e6:.2f} MB for each of its clients")
 
 
