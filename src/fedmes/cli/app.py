@@ -113,7 +113,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the sign gets a question mark
     # On ARM, torch would give memory back to the system after 10 ms, and get it again in the next
-    # step: a fifth of a step's time. It reads this when it is imported.
+    # step: a sixth of a step's time. It reads this when it is imported.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
     sys.exit(_status())
 
