@@ -137,6 +137,14 @@ def test_no_hub_and_no_file(hub_cache):
         maker("timm:resnet18")((3, 8, 8), 5)
 
 
+def test_a_timm_that_cannot_be_imported(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text('raise RuntimeError("operator nms does not exist\\nmore")\n')
+    monkeypatch.delitem(sys.modules, "timm")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be imported \(operator nms does not exist\)"):
+        maker("timm:resnet18")((3, 8, 8), 5, weights="none")
+
+
 @pytest.mark.slow
 def test_an_earlier_download_needs_no_hub(timm, hub_cache, tmp_path):
     torch.manual_seed(3)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmes.errors import UserError
+from fedmes.errors import UserError, first_line
 from fedmes.models.pretrained import (
     Body,
     InParts,
@@ -119,6 +119,8 @@ def _timm() -> Any:
         raise UserError(
             "models of timm need the extra `timm`: pip install 'fedmes[timm]'"
         ) from None
+    except Exception as error:  # as where torch and torchvision are not of one version
+        raise UserError(f"models of timm: timm cannot be imported ({first_line(error)})") from None
     return timm
 
 
