@@ -88,11 +88,14 @@ class Work:
 def options_of(asked: argparse.Namespace) -> dict[str, Any]:
     """The work, as fedmes is asked for it."""
     size, channels, classes = SHAPES[asked.model]
+    # cuDNN times its kernels for each size of a batch, so a GPU gets few of them
+    partition = "even" if asked.device == "cuda" else "dirichlet:2"
     return {
         "benchmark": "synthetic", "method": "fedavg", "model": asked.model, "tasks": 1,
         "clients": asked.clients, "rounds": 1 + asked.rounds, "epochs": asked.epochs,
         "batch": asked.batch, "device": asked.device, "engine.precision": asked.precision,
         "optim": "sgd", "optim.lr": LR, "optim.gamma": 1.0, "train.scope": "all", "stream.frac": 50,
+        "stream.partition": partition,
         "synthetic.classes": classes, "synthetic.channels": channels,
         "synthetic.train": 50 * asked.clients, "synthetic.test": 1, "data.image_size": size,
     }  # fmt: skip

@@ -189,7 +189,8 @@ def execute(
             finish = partial(_train_and_write, prepared, training, directory)
             if flower is None:
                 result = finish(local_engine(prepared))
-                gc.collect()  # an engine refers to itself; a run after this one needs its memory
+                if config.device.startswith("cuda"):
+                    gc.collect()  # an engine refers to itself, and the next run needs its memory
             else:
                 result = flower.with_sites(prepared, place, resume, grid, finish)
         if place != directory:
