@@ -189,8 +189,6 @@ def execute(
             finish = partial(_train_and_write, prepared, training, directory)
             if flower is None:
                 result = finish(local_engine(prepared))
-                if config.device.startswith("cuda"):
-                    gc.collect()  # an engine refers to itself, and the next run needs its memory
             else:
                 result = flower.with_sites(prepared, place, resume, grid, finish)
         if place != directory:
@@ -257,6 +255,8 @@ def _resumes(prepared: Prepared, place: Path, resume: bool, again: bool) -> bool
 def local_engine(prepared: Prepared, peers: Peers = ALONE) -> Engine:
     """For a run in this process, or in one for each of several devices; `peers`: this process among
     those."""
+    if prepared.config.device.startswith("cuda"):
+        gc.collect()  # an earlier run's engine refers to itself, and holds memory until then
     if len(devices_of(prepared.config.device)) > 1 and not prepared.protocols:
         return shared_out(prepared)
     parts = (prepared.method, prepared.federations, prepared.samples)
