@@ -88,14 +88,13 @@ class Work:
 def options_of(asked: argparse.Namespace) -> dict[str, Any]:
     """The work, as fedmes is asked for it."""
     size, channels, classes = SHAPES[asked.model]
-    # cuDNN times its kernels for each size of a batch, so a GPU gets few of them
-    partition = "even" if asked.device == "cuda" else "dirichlet:2"
     return {
         "benchmark": "synthetic", "method": "fedavg", "model": asked.model, "tasks": 1,
         "clients": asked.clients, "rounds": 1 + asked.rounds, "epochs": asked.epochs,
         "batch": asked.batch, "device": asked.device, "engine.precision": asked.precision,
         "optim": "sgd", "optim.lr": LR, "optim.gamma": 1.0, "train.scope": "all", "stream.frac": 50,
-        "stream.partition": partition,
+        # on a GPU batches of few sizes, because cuDNN times its kernels for each
+        "stream.partition": "even" if asked.device == "cuda" else "dirichlet:2",
         "synthetic.classes": classes, "synthetic.channels": channels,
         "synthetic.train": 50 * asked.clients, "synthetic.test": 1, "data.image_size": size,
     }  # fmt: skip
@@ -108,17 +107,15 @@ def write(folder: str, options: dict[str, Any]) -> Work:
     samples = prepared.samples
     rows = torch.arange(len(samples.y), device=samples.device)
     images = samples.take(rows, samples.scale(federation.normalisation)).cpu()
-    batches = []
-    for g in range(options["rounds"]):
-        batches.append([_batches(plan, g) for plan in federation.plans])
+
+    def steps(plan: Plan, g: int) -> list[Tensor]:
+        table: Any = plan.round(g)
+        return [torch.from_numpy(plan.rows[row[row >= 0]]) for row in table.batch]
+
+    batches = [list(map(partial(steps, g=g), federation.plans)) for g in range(options["rounds"])]
     made = Work(options, images, samples.y.cpu(), batches, federation.initial)
     torch.save(vars(made), Path(folder) / "work.pt")
     return made
-
-
-def _batches(plan: Plan, g: int) -> list[Tensor]:
-    table: Any = plan.round(g)
-    return [torch.from_numpy(plan.rows[row[row >= 0]]) for row in table.batch]
 
 
 class Stopwatch:
