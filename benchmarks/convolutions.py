@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fedmes.engines.stacked import grouped_conv
+from fedmes.models import grouped_convolution as ours
 
 LAYERS = [(3, 32, 32), (32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
 KERNEL = [3, 3]
@@ -42,7 +42,6 @@ def layer(clients: int, images: int, ci: int, co: int, side: int) -> list[float]
     x = torch.randn(clients, images, side, side, ci, **like)
     g = torch.randn(clients, images, side, side, co, **like)
     taps = torch.randn(clients, 9, ci, co, **like)
-    flipped = taps.transpose(-1, -2).contiguous()
     as_torch = torch.randn(images, clients * ci, side, side, **like)
     gradient = torch.randn(images, clients * co, side, side, **like)
     w = torch.randn(clients * co, ci, *KERNEL, **like)
@@ -57,11 +56,11 @@ def layer(clients: int, images: int, ci: int, co: int, side: int) -> list[float]
         map(
             microseconds,
             [
-                lambda: grouped_conv.convolve(x, taps, KERNEL, PADDING),
+                lambda: ours.convolve(x, taps, None, None, False, KERNEL, PADDING),
                 lambda: torch.ops.aten.convolution(as_torch, w, None, *how),
-                lambda: grouped_conv.convolve(g, flipped, KERNEL, PADDING),
+                lambda: ours.convolve(g, taps, None, None, True, KERNEL, PADDING),
                 backward(True, False),
-                lambda: grouped_conv.weight_gradient(x, g, KERNEL, PADDING),
+                lambda: ours.weight_gradient(x, g, KERNEL, PADDING),
                 backward(False, True),
             ],
         )

@@ -18,6 +18,7 @@ from torch.func import grad, vjp, vmap
 from fedmes.errors import UserError, first_line
 from fedmes.models.attention import AttendingTogether
 from fedmes.models.convolution import FastGradients, may_gain
+from fedmes.models.convolving_together import convolve_together
 from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
 from fedmes.models.frozen_norm import simplify_frozen_norms
 from fedmes.models.networks import MODELS
@@ -59,6 +60,7 @@ class Net:
         self.mapped = self.ours = type(module) in MODELS.values()
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
+        convolve_together(module)
         for layer in module.modules():
             if isinstance(layer, nn.GroupNorm):
                 layer.register_forward_pre_hook(plain_layout)

@@ -1,79 +1,25 @@
-"""Convolutions of all clients in one launch, for a GPU in bf16.
+"""The convolutions of all clients in one launch, in steps that are compiled for a GPU in bf16.
 
-Mapped over clients, a convolution becomes one with a group for each client. cuDNN runs most of
-those group after group, with conversions of layout in between. The kernels here (conv_kernels.py)
-take all groups at once. They enter a compiled step as a pass over its graph, so that networks and
-methods need not know.
+Mapped over clients, a convolution becomes one with a group for each client. A pass over a compiled
+step's graph replaces those by operators that take all groups at once (models/grouped_convolution.py),
+so that networks and methods need not know. Sequences of convolutions and ReLUs have them already.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from fedmes.models import grouped_convolution
+
 aten = torch.ops.aten
+ours = torch.ops.fedmes
 BF16 = torch.bfloat16
-
-# channels that one program of a kernel takes on
-OUTPUTS = 128
-INPUTS = 64
-# A gradient's sum over pixels is shared out: to so many programs that a GPU is busy and that none
-# adds up for too long, but not in small change.
-PROGRAMS = 2048
-MOST_PIXELS = 5120
-FEWEST_PIXELS = 1024
-# a kernel counts the numbers of a group in 32 bits
-MOST_NUMBERS = 2**31
-
-
-# --- operators: images [group, n, h, w, channel]; weights by tap, [group, kh * kw, in, out] -------
-
-
-@torch.library.custom_op("fedmes::convolve", mutates_args=(), device_types="cuda")
-def convolve(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int]) -> Tensor:
-    """A stride-1 convolution of all groups; an input gradient is one too, with flipped taps and in
-    for out."""
-    from fedmes.engines.stacked import conv_kernels
-
-    out = convolve_shape(x, taps, kernel, padding)
-    conv_kernels.convolve(x.contiguous(), taps.contiguous(), out, kernel, padding).run()
-    return out
-
-
-@convolve.register_fake
-def convolve_shape(x: Tensor, taps: Tensor, kernel: list[int], padding: list[int]) -> Tensor:
-    groups, n, *sides, _ = x.shape
-    sides = [side + 2 * p - k + 1 for side, k, p in zip(sides, kernel, padding, strict=True)]
-    return x.new_empty(groups, n, *sides, taps.shape[-1])
-
-
-@torch.library.custom_op("fedmes::weight_gradient", mutates_args=(), device_types="cuda")
-def weight_gradient(x: Tensor, g: Tensor, kernel: list[int], padding: list[int]) -> Tensor:
-    """The gradient of `convolve` to its taps, [part, group, tap, out, in]: in float32 parts that
-    are still to be added up (in a fixed order)."""
-    from fedmes.engines.stacked import conv_kernels
-
-    out = weight_gradient_shape(x, g, kernel, padding)
-    conv_kernels.weight_gradient(x.contiguous(), g.contiguous(), out, kernel, padding).run()
-    return out
-
-
-@weight_gradient.register_fake
-def weight_gradient_shape(x: Tensor, g: Tensor, kernel: list[int], padding: list[int]) -> Tensor:
-    groups, n, oh, ow, co = g.shape
-    ci = x.shape[-1]
-    taps = kernel[0] * kernel[1]
-    programs = groups * taps * -(-co // OUTPUTS) * -(-ci // INPUTS)
-    pixels = n * oh * ow
-    parts = max(PROGRAMS // programs, pixels // MOST_PIXELS)
-    parts = max(1, min(parts, pixels // FEWEST_PIXELS))
-    return x.new_empty(parts, groups, taps, co, ci, dtype=torch.float32)
-
-
-# --- the pass over a compiled step's graph --------------------------------------------------------
 
 
 class GroupedConvolutions(CustomGraphPass):
@@ -90,9 +36,10 @@ class GroupedConvolutions(CustomGraphPass):
         _compile_ahead(graph)
 
     def uuid(self) -> Any:
-        from fedmes.engines.stacked import conv_kernels
+        from fedmes.models import conv_kernels
 
-        return get_hash_for_files((__file__, conv_kernels.__file__))
+        files = (__file__, grouped_convolution.__file__, conv_kernels.__file__)
+        return get_hash_for_files(files)
 
 
 class _Rewriting:
@@ -101,6 +48,7 @@ class _Rewriting:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.channels_last: dict[fx.Node, fx.Node] = {}  # of images [n, group * channel, h, w]
+        self.taps: dict[fx.Node, fx.Node] = {}  # of weights
 
     def forward(self, node: fx.Node) -> None:
         arguments: Any = node.args
@@ -111,7 +59,7 @@ class _Rewriting:
         groups = how[6]
         pixels = self.pixels(x, groups)
         with self.graph.inserting_before(node):
-            out = self.convolution(pixels, self.by_tap(w, groups, [0, 3, 2, 1]), w, padding)
+            out = self.convolution(pixels, self.by_tap(w, groups), w, padding)
             node.replace_all_uses_with(self.images(out))
 
     def backward(self, node: fx.Node) -> None:
@@ -131,31 +79,31 @@ class _Rewriting:
                     part.replace_all_uses_with(self.to_weight(gradient, pixels, w, padding))
 
     def to_input(self, g: fx.Node, w: fx.Node, padding: list[int], groups: int) -> fx.Node:
-        """g * flipped w."""
-        flipped = self.by_tap(w, groups, [0, 3, 1, 2], flip=True)
-        kernel = _size(w)[2:]
-        wider = [k - 1 - p for k, p in zip(kernel, padding, strict=True)]
-        return self.images(self.convolution(g, flipped, w, wider))
+        wider = [k - 1 - p for k, p in zip(_size(w)[2:], padding, strict=True)]
+        return self.images(self.convolution(g, self.by_tap(w, groups), w, wider, flip=True))
 
     def to_weight(self, g: fx.Node, x: fx.Node, w: fx.Node, padding: list[int]) -> fx.Node:
         write = self.write
-        parts = write(torch.ops.fedmes.weight_gradient.default, x, g, _size(w)[2:], padding)
-        taps = write(aten.permute.default, write(aten.sum.dim_IntList, parts, [0]), [0, 2, 3, 1])
+        parts = write(ours.weight_gradient.default, x, g, _size(w)[2:], padding)
+        total = write(aten.sum.dim_IntList, write(getitem, parts, 0), [0])
+        taps = write(aten.permute.default, total, [0, 3, 2, 1])
         gradient = write(aten.reshape.default, taps, _size(w))
         return write(torch.ops.prims.convert_element_type.default, gradient, BF16)
 
     def convolution(
-        self, pixels: fx.Node, taps: fx.Node, w: fx.Node, padding: list[int]
+        self, pixels: fx.Node, taps: fx.Node, w: fx.Node, padding: list[int], flip: bool = False
     ) -> fx.Node:
-        return self.write(torch.ops.fedmes.convolve.default, pixels, taps, _size(w)[2:], padding)
+        kernel = _size(w)[2:]
+        return self.write(ours.convolve.default, pixels, taps, None, None, flip, kernel, padding)
 
-    def by_tap(self, w: fx.Node, groups: int, order: list[int], flip: bool = False) -> fx.Node:
+    def by_tap(self, w: fx.Node, groups: int) -> fx.Node:
         """Weights in whole lines; the compiler makes that a part of their rounding to bf16."""
-        out, inputs, *_ = _size(w)
-        split = self.write(aten.reshape.default, w, [groups, out // groups, inputs, -1])
-        if flip:
-            split = self.write(torch.ops.prims.rev.default, split, [3])
-        return self.packed(self.write(aten.permute.default, split, order))
+        if w not in self.taps:
+            out, inputs, *_ = _size(w)
+            with self.graph.inserting_before(w.next):
+                split = self.write(aten.reshape.default, w, [groups, out // groups, inputs, -1])
+                self.taps[w] = self.packed(self.write(aten.permute.default, split, [0, 3, 2, 1]))
+        return self.taps[w]
 
     def pixels(self, images: fx.Node, groups: int) -> fx.Node:
         """Images with their channels last. From here on everybody reads those, so that the compiler
@@ -188,27 +136,26 @@ class _Rewriting:
 
 def _compile_ahead(graph: fx.Graph) -> None:
     """Begin to compile the kernels that a graph launches, while the compiler works on the rest."""
-    ours = [node for node in graph.nodes if getattr(node.target, "namespace", "") == "fedmes"]
-    if not ours or _value(ours[0]).device.type != "cuda":
+    nodes = [node for node in graph.nodes if getattr(node.target, "namespace", "") == "fedmes"]
+    values = [(node, _flat(_value(node)), list(map(_value, node.args))) for node in nodes]
+    on_a_gpu = [(node, out, args) for node, out, args in values if out[0].device.type == "cuda"]
+    if not on_a_gpu:
         return
-    from fedmes.engines.stacked import conv_kernels
+    from fedmes.models import conv_kernels
 
-    launches = {
-        torch.ops.fedmes.convolve.default: conv_kernels.convolve,
-        torch.ops.fedmes.weight_gradient.default: conv_kernels.weight_gradient,
+    launches: dict[Any, Callable[..., conv_kernels.Launch]] = {
+        ours.convolve.default: conv_kernels.convolve,
+        ours.convolve_and_pool.default: conv_kernels.convolve_and_pool,
+        ours.unpool.default: conv_kernels.unpool,
+        ours.weight_gradient.default: conv_kernels.weight_gradient,
     }
-    made = []
-    for node in ours:
-        one, other, *how = map(_value, node.args)
-        made.append(launches[node.target](one, other, _value(node), *how))
-    conv_kernels.compile_ahead(made)
+    conv_kernels.compile_ahead(launches[node.target](*out, *args) for node, out, args in on_a_gpu)
 
 
 def _can(x: fx.Node, w: fx.Node, how: list[Any]) -> bool:
     """Can these kernels do it?"""
     bias, stride, _, dilation, transposed, _, groups = how
     image = _value(x)
-    channels = max(_size(w)[0], _size(x)[1]) // groups
     return (
         bias is None
         and set(stride) == {1}
@@ -217,7 +164,6 @@ def _can(x: fx.Node, w: fx.Node, how: list[Any]) -> bool:
         and groups > 1
         and image.ndim == 4
         and image.dtype == BF16
-        and image[:, 0].numel() * channels < MOST_NUMBERS
     )
 
 
@@ -228,3 +174,7 @@ def _size(node: fx.Node) -> list[int]:
 def _value(item: Any) -> Any:
     """A node's fake tensor; anything else as it is."""
     return item.meta["val"] if isinstance(item, fx.Node) else item
+
+
+def _flat(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
