@@ -45,10 +45,10 @@ class _Convolution(NamedTuple):
         kernel = list(self.conv.kernel_size)
         padding = list(map(int, self.conv.padding))
         co, ci, *_ = self.conv.weight.shape
-        taps = self.conv.weight.permute(2, 3, 1, 0).reshape(1, -1, ci, co)
+        taps = self.conv.weight.permute(2, 3, 1, 0).reshape(1, -1, ci, co).contiguous()
         sides = [side + 2 * p - k for side, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
         even = all(side % 2 for side in sides)  # a side is one more than that
-        pixels = x.permute(0, 2, 3, 1).unsqueeze(0)
+        pixels = x.permute(0, 2, 3, 1).contiguous().unsqueeze(0)
         how = (self.pool is not None and even, after_relu, to_convolution)
         bias = self.conv.bias
         assert bias is not None

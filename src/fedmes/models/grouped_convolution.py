@@ -255,6 +255,7 @@ class ConvolutionReLU(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         x, taps, out, place = ctx.saved_tensors
         kernel, padding, pool, after_relu, before_convolution = ctx.how
+        g = g.contiguous()  # here, the compiler makes it a part of what comes before
         if pool:
             g = unpool(g, place)
         elif not before_convolution:

@@ -22,6 +22,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fedmes.engines.stacked.grouped_conv import GroupedConvolutions
 
+PERMUTE = torch.ops.aten.permute.default
+VIEWS = {PERMUTE, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+
 
 def compiled(
     step: Callable[[], None], device: torch.device, own_kernels: bool
@@ -31,11 +34,34 @@ def compiled(
     # float32 is meant where it is asked for
     warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
     graph = make_fx(lambda: step(), tracing_mode="fake", _allow_non_fake_inputs=True)()
+    simplify(graph.graph)
     tensors = as_inputs(graph, device)
     # the cache is for graphs that were traced in such a context
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         function = torch._inductor.compile(graph, [*tensors], options=_options(device, own_kernels))
     return lambda: function(*tensors)
+
+
+def simplify(graph: fx.Graph) -> None:
+    """Leave out views that change nothing, and make views of views one: mapping over clients writes
+    hundreds of them, and the compiler's time grows with what it has to follow."""
+    for node in list(graph.nodes):
+        if node.target not in VIEWS:
+            continue
+        given = node.args[0]
+        if node.target is not PERMUTE and given.target in VIEWS - {PERMUTE}:
+            origin = given.args[0]
+            if _shape(origin.meta["val"].reshape(node.args[1])) == _shape(node.meta["val"]):
+                node.args = (origin, node.args[1])
+                given = origin
+        if _shape(given.meta["val"]) == _shape(node.meta["val"]):
+            node.replace_all_uses_with(given)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _shape(t: Tensor) -> tuple[object, ...]:
+    return t.shape, t.stride()
 
 
 def as_inputs(module: fx.GraphModule, device: torch.device) -> list[Tensor]:
