@@ -69,6 +69,7 @@ def on_a_cpu(monkeypatch):
         getattr(grouped_convolution, operator.__name__).register_kernel("cpu")(operator)
     monkeypatch.setattr(convolving_together, "DEVICE", "cpu")
     monkeypatch.setattr(convolving_together, "COMPUTE", torch.float64)
+    monkeypatch.setattr(convolving_together, "_has_kernels", lambda device: True)
 
 
 def assert_close(mine, exact, most):
@@ -119,7 +120,8 @@ def test_a_sequence_computes_the_same(on_a_cpu):
         weights[name] = torch.randn(2, 3, *p.shape, generator=generator).double() * 0.4
     x = torch.randn(2, 3, 2, 4, 3, 14, 14, generator=generator).double()
     value, exact = gradients(plain, weights, x)
-    traced = make_fx(lambda w, x: gradients(together, w, x))(weights, x)
+    with torch.no_grad():  # as the engine has it
+        traced = make_fx(lambda w, x: gradients(together, w, x))(weights, x)
     targets = [str(node.target) for node in traced.graph.nodes]
     assert targets.count("fedmes.convolve_and_pool.default") == 1
     assert targets.count("fedmes.convolve.default") == 4 + 4  # the first has nothing to hand on
@@ -128,6 +130,30 @@ def test_a_sequence_computes_the_same(on_a_cpu):
     torch.testing.assert_close(mine_value, value, rtol=1e-12, atol=0)
     for name in exact:
         torch.testing.assert_close(mine[name], exact[name], rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_predictions_are_the_same(on_a_cpu):
+    plain = network().double()
+    together = network().double()
+    together.load_state_dict(plain.state_dict())
+    convolve_together(together)
+    x = torch.randn(3, 4, 3, 14, 14, dtype=torch.float64)
+    with torch.no_grad():
+        traced = make_fx(vmap(together))(x)
+        torch.testing.assert_close(traced(x), vmap(plain)(x), rtol=1e-12, atol=1e-12)
+    targets = [str(node.target) for node in traced.graph.nodes]
+    assert targets.count("fedmes.convolve.default") == 4
+
+
+@pytest.mark.parametrize("how", ["stride", "hook", "no ReLU"])
+def test_what_a_sequence_leaves_to_torch(how):
+    conv = nn.Conv2d(3, 4, 3, stride=2 if how == "stride" else 1)
+    if how == "hook":
+        conv.register_forward_hook(lambda *given: None)
+    behind = nn.GELU() if how == "no ReLU" else nn.ReLU()
+    module = nn.Sequential(nn.Sequential(conv, behind))
+    convolve_together(module)
+    assert type(module[0]) is nn.Sequential
 
 
 def test_what_is_not_mapped_is_left_to_torch(on_a_cpu):

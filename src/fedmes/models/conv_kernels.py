@@ -7,7 +7,8 @@ comes before or after a convolution on the way: what is still in registers costs
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -31,11 +32,8 @@ def _convolve(  # type: ignore[no-untyped-def]
     pad_h: tl.constexpr, pad_w: tl.constexpr, flip: tl.constexpr,
     PIXELS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """[pixel, in] x [in, out] products, added up; `in` counts the channels of all taps.
-
-    With a bias: it and a ReLU on top; with places: and the largest of 2 x 2 pixels. With what was
-    seen before: nothing where that was 0.
-    """
+    """A convolution. With a bias: it and a ReLU on top; with places: and the largest of 2 x 2
+    pixels. With what was seen before: nothing where that was 0."""
     group = tl.program_id(2).to(tl.int64)
     o = tl.program_id(1) * OUT + tl.arange(0, OUT)
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -51,35 +49,9 @@ def _convolve(  # type: ignore[no-untyped-def]
     # an image's numbers can be counted in 32 bits, those of all images may not
     x += (group * images + n)[:, None] * (h * w * ci)
     taps += group * (kh * kw * ci * co)
-    columns: tl.constexpr = kh * kw * ci
-    blocks: tl.constexpr = (columns + IN - 1) // IN
-    total = tl.zeros([PIXELS, OUT], tl.float32)
-    for block in range(blocks):
-        column = block * IN + tl.arange(0, IN)
-        if ci % IN == 0:  # all of one tap
-            tap = block // (ci // IN)
-            i = block % (ci // IN) * IN + tl.arange(0, IN)
-            taps_of = tap
-        else:
-            i = column % ci
-            taps_of = column // ci
-            tap = taps_of[None, :]
-        iy = y[:, None] + (tap // kw - pad_h)
-        iz = z[:, None] + (tap % kw - pad_w)
-        inside = (p < pixels)[:, None] & (iy >= 0) & (iy < h) & (iz >= 0) & (iz < w)
-        if columns % IN != 0:
-            inside &= (column < columns)[None, :]
-        xs = tl.load(x + ((iy * w + iz) * ci + i[None, :]), mask=inside, other=0.0)
-        if flip:  # the same weights the other way round
-            back = (kh * kw - 1 - taps_of) * (ci * co) + i
-            ws_at = taps + back[:, None] + o[None, :] * ci
-        else:
-            ws_at = taps + column[:, None] * co + o[None, :]
-        if columns % IN == 0 and co % OUT == 0:
-            ws = tl.load(ws_at)
-        else:
-            ws = tl.load(ws_at, mask=(column < columns)[:, None] & (o < co)[None, :], other=0.0)
-        total = tl.dot(xs, ws, total)
+    total = _products(
+        x, taps, p < pixels, y - pad_h, z - pad_w, o, h, w, ci, co, kh, kw, flip, PIXELS, OUT, IN
+    )
     wanted = (p < pixels)[:, None] & (o < co)[None, :]
     at = (group * pixels + p)[:, None] * co + o[None, :]
     if seen is not None:
@@ -90,17 +62,62 @@ def _convolve(  # type: ignore[no-untyped-def]
     if place is None:
         tl.store(out + at, total.to(out.dtype.element_ty), mask=wanted)
     else:
-        # A number of 16 bits and its place in one of 32, which are ordered as numbers not below 0
-        # are. Of equal ones the first wins, as in torch.
-        bits = total.to(tl.bfloat16).to(tl.float32).to(tl.int32, bitcast=True)
-        bits |= (3 - p % 4)[:, None]
-        most = tl.max(tl.reshape(bits, [PIXELS // 4, 4, OUT]), axis=1)
+        most = _largest(total, 3 - p % 4, PIXELS, OUT)
         window = tl.program_id(0) * (PIXELS // 4) + tl.arange(0, PIXELS // 4)
         wanted = (window < pixels // 4)[:, None] & (o < co)[None, :]
         at = (group * (pixels // 4) + window)[:, None] * co + o[None, :]
         value = (most & -4).to(tl.float32, bitcast=True)
         tl.store(out + at, value.to(out.dtype.element_ty), mask=wanted)
         tl.store(place + at, tl.where(value > 0, 3 - (most & 3), 4).to(tl.uint8), mask=wanted)
+
+
+@triton.jit
+def _products(  # type: ignore[no-untyped-def]
+    x, taps, real, y, z, o,
+    h: tl.constexpr, w: tl.constexpr, ci: tl.constexpr, co: tl.constexpr,
+    kh: tl.constexpr, kw: tl.constexpr, flip: tl.constexpr,
+    PIXELS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+):  # fmt: skip
+    """[pixel, in] x [in, out] products, added up; `in` counts the channels of all taps. y and z are
+    where a pixel's first tap points."""
+    columns: tl.constexpr = kh * kw * ci
+    blocks: tl.constexpr = (columns + IN - 1) // IN
+    total = tl.zeros([PIXELS, OUT], tl.float32)
+    for block in range(blocks):
+        column = block * IN + tl.arange(0, IN)
+        if ci % IN == 0:  # all of one tap
+            tap = block // (ci // IN)
+            i = block % (ci // IN) * IN + tl.arange(0, IN)
+            iy = y[:, None] + tap // kw
+            iz = z[:, None] + tap % kw
+        else:
+            tap = column // ci
+            i = column % ci
+            iy = y[:, None] + (tap // kw)[None, :]
+            iz = z[:, None] + (tap % kw)[None, :]
+        inside = real[:, None] & (iy >= 0) & (iy < h) & (iz >= 0) & (iz < w)
+        if columns % IN != 0:
+            inside &= (column < columns)[None, :]
+        xs = tl.load(x + ((iy * w + iz) * ci + i[None, :]), mask=inside, other=0.0)
+        if flip:  # the same weights the other way round
+            ws_at = taps + ((kh * kw - 1 - tap) * (ci * co) + i)[:, None] + o[None, :] * ci
+        else:
+            ws_at = taps + column[:, None] * co + o[None, :]
+        if columns % IN == 0 and co % OUT == 0:
+            ws = tl.load(ws_at)
+        else:
+            ws = tl.load(ws_at, mask=(column < columns)[:, None] & (o < co)[None, :], other=0.0)
+        total = tl.dot(xs, ws, total)
+    return total
+
+
+@triton.jit
+def _largest(total, rank, PIXELS: tl.constexpr, OUT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of four pixels each, the largest number of 16 bits and, in the last two of 32 bits, its rank.
+    These are ordered as numbers not below 0 are; of equal ones the first wins, as in torch."""
+    bits = total.to(tl.bfloat16).to(tl.float32).to(tl.int32, bitcast=True)
+    bits |= rank[:, None]
+    return tl.max(tl.reshape(bits, [PIXELS // 4, 4, OUT]), axis=1)
 
 
 @triton.jit(do_not_specialize=SAME_KERNEL)
@@ -124,12 +141,7 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
     at_part = part * groups + group
     end = min(part * share + share, pixels)
     if block == blocks:
-        total_bias = tl.zeros([OUT], tl.float32)
-        for start in range(part * share, end, PIXELS):
-            p = start + tl.arange(0, PIXELS)
-            given = (p < pixels)[:, None] & (o < co)[None, :]
-            gs = tl.load(g + p.to(tl.int64)[:, None] * co, mask=given, other=0.0)
-            total_bias += tl.sum(gs.to(tl.float32), axis=0)
+        total_bias = _sum(g, o < co, part * share, end, pixels, co, PIXELS, OUT)
         tl.store(out_bias + at_part * co + o, total_bias, mask=o < co)
         return
     column = block * IN + tl.arange(0, IN)
@@ -162,7 +174,22 @@ def _weight_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _unpool(g, place, out, numbers, ow: tl.constexpr, co: tl.constexpr, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum(  # type: ignore[no-untyped-def]
+    g, real, start, end, pixels, co: tl.constexpr, PIXELS: tl.constexpr, OUT: tl.constexpr
+):
+    total = tl.zeros([OUT], tl.float32)
+    for at in range(start, end, PIXELS):
+        p = at + tl.arange(0, PIXELS)
+        given = (p < pixels)[:, None] & real[None, :]
+        gs = tl.load(g + p.to(tl.int64)[:, None] * co, mask=given, other=0.0)
+        total += tl.sum(gs.to(tl.float32), axis=0)
+    return total
+
+
+@triton.jit
+def _unpool(  # type: ignore[no-untyped-def]
+    g, place, out, numbers, ow: tl.constexpr, co: tl.constexpr, NUMBERS: tl.constexpr
+):
     """Each number at its place of 2 x 2 pixels, and 0 at the others."""
     at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     channel = at % co
@@ -191,7 +218,7 @@ class Launch(NamedTuple):
         self.kernel[self.grid](*self.tensors, *self.counts, *self.sizes, **self.tile.how())
 
     def compile(self) -> None:
-        kinds = [None if tensor is None else tensor.dtype for tensor in self.tensors]
+        kinds = [getattr(tensor, "dtype", None) for tensor in self.tensors]
         assert self.tensors[0] is not None
         with torch.cuda.device(self.tensors[0].device):
             self.kernel.warmup(*kinds, *self.counts, *self.sizes, grid=self.grid, **self.tile.how())
@@ -223,18 +250,8 @@ def convolve(
     flip: bool,
     kernel: list[int],
     padding: list[int],
-    place: Tensor | None = None,
 ) -> Launch:
-    """With `place`, of 2 x 2 pixels the largest."""
-    groups, n, h, w, ci = x.shape
-    _, _, oh, ow, co = out.shape
-    if place is not None:
-        oh, ow = 2 * oh, 2 * ow
-    pixels = n * oh * ow
-    tile = convolution_tile(ci, co, kernel)
-    grid = (triton.cdiv(pixels, tile.pixels), triton.cdiv(co, tile.outputs), groups)
-    sizes = (h, w, oh, ow, ci, co, *kernel, *padding, flip, *tile.sides())
-    return Launch(_convolve, grid, (x, taps, bias, seen, out, place), (pixels, n), sizes, tile)
+    return _convolution((x, taps, bias, seen, out, None), out.shape[2:4], flip, kernel, padding)
 
 
 def convolve_and_pool(
@@ -246,7 +263,27 @@ def convolve_and_pool(
     kernel: list[int],
     padding: list[int],
 ) -> Launch:
-    return convolve(out, x, taps, bias, None, False, kernel, padding, place)
+    sides = [2 * side for side in out.shape[2:4]]
+    return _convolution((x, taps, bias, None, out, place), sides, False, kernel, padding)
+
+
+def _convolution(
+    tensors: tuple[Tensor | None, ...],
+    sides: Sequence[int],
+    flip: bool,
+    kernel: list[int],
+    padding: list[int],
+) -> Launch:
+    x, *_, out, _ = tensors
+    assert x is not None
+    assert out is not None
+    groups, n, h, w, ci = x.shape
+    co = out.shape[-1]
+    pixels = n * math.prod(sides)
+    tile = convolution_tile(ci, co, kernel)
+    grid = (triton.cdiv(pixels, tile.pixels), triton.cdiv(co, tile.outputs), groups)
+    sizes = (h, w, *sides, ci, co, *kernel, *padding, flip, *tile.sides())
+    return Launch(_convolve, grid, tensors, (pixels, n), sizes, tile)
 
 
 def weight_gradient(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -46,13 +48,15 @@ class _Convolution(NamedTuple):
         padding = list(map(int, self.conv.padding))
         co, ci, *_ = self.conv.weight.shape
         taps = self.conv.weight.permute(2, 3, 1, 0).reshape(1, -1, ci, co).contiguous()
+        assert self.conv.bias is not None
+        pixels = x.permute(0, 2, 3, 1).contiguous().unsqueeze(0)
+        given = (pixels, taps, self.conv.bias.unsqueeze(0), kernel, padding)
         sides = [side + 2 * p - k for side, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
         even = all(side % 2 for side in sides)  # a side is one more than that
-        pixels = x.permute(0, 2, 3, 1).contiguous().unsqueeze(0)
-        how = (self.pool is not None and even, after_relu, to_convolution)
-        bias = self.conv.bias
-        assert bias is not None
-        out, _ = ConvolutionReLU.apply(pixels, taps, bias.unsqueeze(0), kernel, padding, *how)
+        pool = self.pool is not None and even
+        # outside of a gradient, the function would only cost time
+        function = ConvolutionReLU.apply if torch.is_grad_enabled() else ConvolutionReLU.forward
+        out, _ = function(*given, pool, after_relu, to_convolution)
         images: Tensor = out.squeeze(0).permute(0, 3, 1, 2)
         return images if self.pool is None or even else self.pool(images)
 
@@ -122,4 +126,14 @@ def _mapped_on_a_gpu(x: Tensor) -> bool:
         and x.dtype == COMPUTE
         and x.ndim == 4
         and torch._C._functorch.maybe_current_level() is not None
+        and _has_kernels(x.device)
     )
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    """Triton comes with torch, but not everywhere; its products of bf16 need an NVIDIA A100 or
+    later, or a GPU that counts as one."""
+    if find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

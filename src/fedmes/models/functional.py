@@ -32,6 +32,12 @@ def plain_layout(layer: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
     return (given[0].contiguous(),)
 
 
+def _with_plain_layout(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_pre_hook(plain_layout)
+
+
 class Net:
     """What methods see of a network: logits and embeddings as functions of its parameters.
 
@@ -61,9 +67,7 @@ class Net:
         self.dropouts: list[KeyedDropout] = []
         self._swap_dropout(module)
         convolve_together(module)
-        for layer in module.modules():
-            if isinstance(layer, nn.GroupNorm):
-                layer.register_forward_pre_hook(plain_layout)
+        _with_plain_layout(module)
         self.parts = Parts(module).eval()
         own = {name.removeprefix("module."): p for name, p in self.parts.named_parameters()}
         self.initial: Tensors = {

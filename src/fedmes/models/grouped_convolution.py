@@ -50,11 +50,11 @@ def convolution_tile(ci: int, co: int, kernel: list[int]) -> Tile:
     inputs = math.gcd(ci, 64)
     if inputs < 32:
         inputs = _block(kernel[0] * kernel[1] * ci, 64)
-    return Tile(128, _block(co, 128), inputs, 4, 3)
+    return Tile(128, _block(co, 128), inputs, warps=4, stages=3)
 
 
 def gradient_tile(ci: int, co: int, kernel: list[int]) -> Tile:
-    return Tile(64, _block(co, 128), _block(kernel[0] * kernel[1] * ci, 128), 4, 3)
+    return Tile(64, _block(co, 128), _block(kernel[0] * kernel[1] * ci, 128), warps=4, stages=3)
 
 
 def _block(size: int, most: int) -> int:

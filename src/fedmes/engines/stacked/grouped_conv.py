@@ -1,8 +1,9 @@
 """The convolutions of all clients in one launch, in steps that are compiled for a GPU in bf16.
 
 Mapped over clients, a convolution becomes one with a group for each client. A pass over a compiled
-step's graph replaces those by operators that take all groups at once (models/grouped_convolution.py),
-so that networks and methods need not know. Sequences of convolutions and ReLUs have them already.
+step's graph replaces those by operators that take all groups at once (grouped_convolution.py in
+models), so that networks and methods need not know. Sequences of convolutions and ReLUs use them
+already.
 """
 
 from __future__ import annotations
