@@ -58,7 +58,8 @@ class ClientStore:
     def rows(self, keys: Sequence[Key]) -> Tensor:
         """Bytes [n, width], of clients that have a row."""
         found = torch.empty(len(keys), self.width, dtype=torch.uint8, pin_memory=self._pin)
-        self._wait()
+        if keys:
+            self._wait()
         for row, key in zip(found, keys, strict=True):
             row.copy_(self._row(self._number[key]))
         return found
@@ -70,9 +71,7 @@ class ClientStore:
         self._reserve(len(self._number) + sum(key not in self for key in keys))
         arrived = None
         if rows.is_cuda:
-            rows = torch.empty_like(rows, device="cpu", pin_memory=True).copy_(rows, True)
-            arrived = torch.cuda.Event(blocking=True)  # threads that spin slow others down
-            arrived.record()
+            rows, arrived = _sent(rows)
         places = [self._number.setdefault(key, len(self._number)) for key in keys]
         # before anybody is told of them: another thread may read ahead
         self._on_the_way = [
@@ -124,6 +123,20 @@ class ClientStore:
                 f"{tempfile.gettempdir()} has no room for more ({error.strerror}); TMPDIR=DIR "
                 "names another place; fewer clients or rounds need less"
             ) from None
+
+
+def _sent(rows: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """A GPU's rows in the host's memory, and when they have arrived. They travel beside what the
+    GPU computes next."""
+    host = torch.empty_like(rows, device="cpu", pin_memory=True)
+    beside = torch.cuda.Stream(rows.device)
+    beside.wait_stream(torch.cuda.current_stream(rows.device))
+    with torch.cuda.stream(beside):
+        host.copy_(rows, non_blocking=True)
+        arrived = torch.cuda.Event(blocking=True)  # threads that spin slow others down
+        arrived.record()
+    rows.record_stream(beside)  # its memory is taken until then
+    return host, arrived
 
 
 def _parts(count: int, parts: int) -> list[slice]:
