@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedmes.models.convolution import FastGradients
+from fedmes.models.arm_convolution import FastGradients
 
 # channels before and after, pixels along a side, size of the kernel
 LAYERS = [

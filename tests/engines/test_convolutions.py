@@ -8,9 +8,9 @@ from torch import nn
 from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedmes.engines.stacked.grouped_conv import GroupedConvolutions
-from fedmes.models import convolving_together, grouped_convolution
-from fedmes.models.convolving_together import Together, convolve_together
+from fedmes.engines.stacked.convolution_pass import GroupedConvolutions
+from fedmes.models import grouped_convolution, grouped_sequences
+from fedmes.models.grouped_sequences import Together, convolve_together
 
 SHAPES = [  # images, clients, channels in and out, side, kernel, padding
     (10, 5, 3, 32, 32, 3, 1), (10, 5, 32, 32, 32, 3, 1), (7, 3, 64, 128, 8, 3, 1), (4, 2, 32, 64, 14, 5, 2),
@@ -67,9 +67,9 @@ def on_a_cpu(monkeypatch):
     """The operators for a machine without a GPU, with more digits than a GPU's kernels have."""
     for operator in (convolve, convolve_and_pool, unpool, weight_gradient):
         getattr(grouped_convolution, operator.__name__).register_kernel("cpu")(operator)
-    monkeypatch.setattr(convolving_together, "DEVICE", "cpu")
-    monkeypatch.setattr(convolving_together, "COMPUTE", torch.float64)
-    monkeypatch.setattr(convolving_together, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(grouped_sequences, "DEVICE", "cpu")
+    monkeypatch.setattr(grouped_sequences, "COMPUTE", torch.float64)
+    monkeypatch.setattr(grouped_sequences, "_has_kernels", lambda device: True)
 
 
 def assert_close(mine, exact, most):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedmes.models import convolution, winograd
-from fedmes.models.convolution import FastGradients
+from fedmes.models import arm_convolution, winograd
+from fedmes.models.arm_convolution import FastGradients
 from fedmes.models.functional import Net
 from fedmes.models.networks import CNN6, MLP
 from helpers.engine_runs import assert_equal_states, engines, prepared_with
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_torch(
     with pytest.MonkeyPatch.context() as patch:
         if parts:  # one image after the other
             patch.setattr(winograd, "PART", 1)
-            patch.setattr(convolution, "PART", 1)
+            patch.setattr(arm_convolution, "PART", 1)
         found = answers(conv, x, FastGradients())
     assert found[0].grad_fn.name() == OURS
     assert found[0].is_contiguous(memory_format=torch.channels_last) or not last
@@ -130,7 +130,7 @@ def gradient(net, x):
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_only_networks_with_convolutions_are_changed(pays, monkeypatch):
-    monkeypatch.setattr(convolution, "PAYS", pays)
+    monkeypatch.setattr(arm_convolution, "PAYS", pays)
     net = Net(Viewing(), (32, 6, 6), 3)
     assert net.convolves is pays
     assert not Net(MLP((1, 4, 4), 3), (1, 4, 4), 3).convolves
@@ -151,7 +151,7 @@ def test_only_networks_with_convolutions_are_changed(pays, monkeypatch):
 @pytest.mark.slow
 def test_stacked_clients_end_with_the_same_weights(monkeypatch):
     """Those have torch's gradients."""
-    monkeypatch.setattr(convolution, "PAYS", True)
+    monkeypatch.setattr(arm_convolution, "PAYS", True)
     used = []
     monkeypatch.setattr(winograd, "kernel_gradient", noted(winograd.kernel_gradient, used))
     options = {"model": "cnn6", "clients": 2, "memory": 4, "data.image_size": 8, "epochs": 1}

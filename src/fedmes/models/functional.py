@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import grad, vjp, vmap
 
 from fedmes.errors import UserError, first_line
+from fedmes.models.arm_convolution import FastGradients, may_gain
 from fedmes.models.attention import AttendingTogether
-from fedmes.models.convolution import FastGradients, may_gain
-from fedmes.models.convolving_together import convolve_together
 from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
 from fedmes.models.frozen_norm import simplify_frozen_norms
+from fedmes.models.grouped_sequences import convolve_together
 from fedmes.models.networks import MODELS
 from fedmes.models.parts import Parts
 from fedmes.tensors import Tensors, map_entries

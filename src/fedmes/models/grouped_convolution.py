@@ -3,7 +3,7 @@
 Images have their channels last, [group, n, h, w, channel], and weights are laid out by tap, [group,
 kh * kw, in, out]. One client has one group; mapped over clients, their groups lie side by side.
 cuDNN runs most of such convolutions group after group, with conversions of layout in between; the
-kernels here (conv_kernels.py) take all groups at once, with bias, ReLU and pooling.
+kernels here (grouped_kernels.py) take all groups at once, with bias, ReLU and pooling.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def convolve(
 ) -> Tensor:
     """A stride-1 convolution. With a bias: it and a ReLU on top. Flipped, it is the gradient to the
     input, and nothing where the input that was seen is 0, the output of a ReLU."""
-    from fedmes.models import conv_kernels
+    from fedmes.models import grouped_kernels
 
     given = (x, taps, bias, seen, flip, kernel, padding)
     out = convolve_shape(*given)
-    conv_kernels.convolve(out, *map(_packed, given)).run()
+    grouped_kernels.convolve(out, *map(_packed, given)).run()
     return out
 
 
@@ -101,11 +101,11 @@ def convolve_and_pool(
 ) -> tuple[Tensor, Tensor]:
     """A convolution, a ReLU and the largest of 2 x 2 pixels, and which it was; 4 stands for none
     above 0."""
-    from fedmes.models import conv_kernels
+    from fedmes.models import grouped_kernels
 
     given = (x, taps, bias, kernel, padding)
     out, place = convolve_and_pool_shape(*given)
-    conv_kernels.convolve_and_pool(out, place, *map(_packed, given)).run()
+    grouped_kernels.convolve_and_pool(out, place, *map(_packed, given)).run()
     return out, place
 
 
@@ -121,10 +121,10 @@ def convolve_and_pool_shape(
 @torch.library.custom_op("fedmes::unpool", mutates_args=(), device_types="cuda")
 def unpool(g: Tensor, place: Tensor) -> Tensor:
     """From the gradient to what was pooled, the one to what was convolved."""
-    from fedmes.models import conv_kernels
+    from fedmes.models import grouped_kernels
 
     out = unpool_shape(g, place)
-    conv_kernels.unpool(out, g.contiguous(), place.contiguous()).run()
+    grouped_kernels.unpool(out, g.contiguous(), place.contiguous()).run()
     return out
 
 
@@ -140,10 +140,10 @@ def weight_gradient(
 ) -> tuple[Tensor, Tensor]:
     """The gradients to the taps, [part, group, tap, in, out], and to the bias, [part, group, out]:
     in float32 parts that are still to be added up (in a fixed order)."""
-    from fedmes.models import conv_kernels
+    from fedmes.models import grouped_kernels
 
     out, out_bias = weight_gradient_shape(x, g, kernel, padding)
-    launch = conv_kernels.weight_gradient(
+    launch = grouped_kernels.weight_gradient(
         out, out_bias, x.contiguous(), g.contiguous(), kernel, padding
     )
     launch.run()

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fedmes.engines.stacked.grouped_conv import GroupedConvolutions
+from fedmes.engines.stacked.convolution_pass import GroupedConvolutions
 
 PERMUTE = torch.ops.aten.permute.default
 VIEWS = {PERMUTE, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}

@@ -1,9 +1,9 @@
 """The convolutions of all clients in one launch, in steps that are compiled for a GPU in bf16.
 
 Mapped over clients, a convolution becomes one with a group for each client. A pass over a compiled
-step's graph replaces those by operators that take all groups at once (grouped_convolution.py in
-models), so that networks and methods need not know. Sequences of convolutions and ReLUs use them
-already.
+step's graph replaces those by operators that take all groups at once
+(models/grouped_convolution.py), so that networks and methods need not know. Sequences of
+convolutions and ReLUs use them already.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class GroupedConvolutions(CustomGraphPass):
         _compile_ahead(graph)
 
     def uuid(self) -> Any:
-        from fedmes.models import conv_kernels
+        from fedmes.models import grouped_kernels
 
-        files = (__file__, grouped_convolution.__file__, conv_kernels.__file__)
+        files = (__file__, grouped_convolution.__file__, grouped_kernels.__file__)
         return get_hash_for_files(files)
 
 
@@ -142,15 +142,17 @@ def _compile_ahead(graph: fx.Graph) -> None:
     on_a_gpu = [(node, out, args) for node, out, args in values if out[0].device.type == "cuda"]
     if not on_a_gpu:
         return
-    from fedmes.models import conv_kernels
+    from fedmes.models import grouped_kernels
 
-    launches: dict[Any, Callable[..., conv_kernels.Launch]] = {
-        ours.convolve.default: conv_kernels.convolve,
-        ours.convolve_and_pool.default: conv_kernels.convolve_and_pool,
-        ours.unpool.default: conv_kernels.unpool,
-        ours.weight_gradient.default: conv_kernels.weight_gradient,
+    launches: dict[Any, Callable[..., grouped_kernels.Launch]] = {
+        ours.convolve.default: grouped_kernels.convolve,
+        ours.convolve_and_pool.default: grouped_kernels.convolve_and_pool,
+        ours.unpool.default: grouped_kernels.unpool,
+        ours.weight_gradient.default: grouped_kernels.weight_gradient,
     }
-    conv_kernels.compile_ahead(launches[node.target](*out, *args) for node, out, args in on_a_gpu)
+    grouped_kernels.compile_ahead(
+        launches[node.target](*out, *args) for node, out, args in on_a_gpu
+    )
 
 
 def _can(x: fx.Node, w: fx.Node, how: list[Any]) -> bool:
