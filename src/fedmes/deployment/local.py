@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,11 +24,7 @@ CONNECTIONS = 10_000  # that all sites may have, which share an address
 LOOKS = 5  # for messages, per second and all sites together; each is a write to a database
 STATUS = ["ls", "federation", "--limit", "1", "--format", "json"]
 UNDER_WAY = ("pending", "starting", "running")
-SETTINGS = {
-    # seconds; a new client process for each message waits for it
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-    "OMP_NUM_THREADS": "1",  # the sites share this machine
-}
+SETTINGS = {"OMP_NUM_THREADS": "1"}  # the sites share this machine
 FLWR_COMMANDS = Path(__file__).with_name("flwr_commands.py")
 APP = f"""[project]
 name = "fedmes-app"
@@ -117,7 +113,7 @@ class Federation:
             "--certificate", str(self._tls.certificate), "--key", str(self._tls.key),
             "--per-address", str(CONNECTIONS),
         ]  # fmt: skip
-        self._keep("superlink", command, restart=False)
+        self._keep("superlink", command, SETTINGS, restart=False)
         until = time.monotonic() + START_LIMIT
         while not _answers(private.socket_of(self.folder / "superlink")):
             if not self.supervisor.alive("superlink") or time.monotonic() > until:
@@ -130,7 +126,12 @@ class Federation:
         )
         # One that is killed is started again until the SuperLink accepts it, within 20 seconds.
         command = private.command("flower-supernode", *arguments)
-        self._keep(f"site{k}", command, restart=True)
+        hurry = {
+            private.PAUSE: str(max(0.4, len(self.sites) / LOOKS)),
+            # seconds; a new client process for each message waits for it
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        }
+        self._keep(f"site{k}", command, SETTINGS | hurry, restart=True)
 
     def submit(self, **run_config: str | int | float | bool) -> None:
         """Begin a run of the app with these values in its run configuration."""
@@ -198,11 +199,12 @@ class Federation:
         """The end of the last run's output."""
         return _tail(self.log / f"run{self._runs}.log")
 
-    def _keep(self, name: str, command: Sequence[str], restart: bool) -> None:
+    def _keep(
+        self, name: str, command: Sequence[str], settings: Mapping[str, str], restart: bool
+    ) -> None:
         home = self.folder / "home" / name
         home.mkdir(exist_ok=True)
-        environment = private.environment(home, private.socket_of(home)) | SETTINGS
-        environment[private.PAUSE] = str(max(0.4, len(self.sites) / LOOKS))
+        environment = {**private.environment(home, private.socket_of(home)), **settings}
         self.supervisor.keep(name, command, self.log / f"{name}.log", environment, restart)
 
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,6 +122,15 @@ def _hurry(pause: float) -> None:
     start_client_internal.time = shorter  # type: ignore[assignment]
 
 
+def _look_again_soon() -> None:
+    """In this process, a site's answer, the SuperNode beside it is asked again after a tenth of a
+    second for a message that it is still fetching. Flower would wait for a second, then for two."""
+    from flwr.supernode.runtime import run_clientapp
+
+    original = run_clientapp.pull_and_inflate_object_from_tree
+    run_clientapp.pull_and_inflate_object_from_tree = partial(original, initial_backoff=0.1)
+
+
 def _wait_for_the_database() -> None:
     """In this process, Flower's tables are waited for longer than five seconds: on a busy machine
     many processes write to them."""
@@ -165,6 +175,8 @@ def main() -> None:
         _wait_for_the_database()
     else:
         connect(name, path)
+    if name == "flwr-clientapp":
+        _look_again_soon()
     if name in (*SERVERS, "flower-superexec"):
         subprocess.Popen = _Popen  # type: ignore[misc,assignment]
     (program,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)

@@ -7,9 +7,10 @@ next. Each line of standard input has the arguments and the environment of one o
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,18 +39,25 @@ def start(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def main() -> None:
+    import httpcore  # noqa: F401  # httpx waits with it until it connects
     from flwr.supernode.cli import flwr_clientapp  # noqa: F401
 
-    from fedmes.deployment import app, private  # noqa: F401
+    from fedmes.deployment import app  # noqa: F401
+    from fedmes.methods import door  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they have ended
+    gc.freeze()  # or every fork would look through all of this, and copy it
+    fork = multiprocessing.get_context("fork")
     for line in sys.stdin.buffer:  # until the process that has started this one is gone
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-            sys.argv[1:], environment = json.loads(line)
-            os.environ.update(environment)
-            private.main()
+        fork.Process(target=_answer, args=(line,)).start()
+
+
+def _answer(line: bytes) -> None:
+    from fedmes.deployment import private
+
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.argv[1:], environment = json.loads(line)
+    os.environ.update(environment)
+    private.main()
 
 
 if __name__ == "__main__":

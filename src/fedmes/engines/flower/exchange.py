@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedmes.engines.flower import answers
 from fedmes.engines.flower.answers import Limits, Reply
 
-POLL = 0.1  # seconds between looks for answers
+POLL = 0.25  # seconds between looks for answers; each is a request that a SuperLink works on
 RESTARTS = 5.0  # seconds between looks for sites that have been restarted
 
 
