@@ -16,7 +16,8 @@ _server.set_forkserver_preload(
         "fedmes.cli.report",
         "fedmes.cli.render",
         "fedmes.experiment.runner",
-        "helpers.forked",
+        "fedmes.methods.door",
+        "torch._dynamo",  # the stacked engine needs it for gradients
     ]
 )
 
