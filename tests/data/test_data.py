@@ -147,9 +147,9 @@ def test_real_counts_and_statistics(name, train, test, mean, std):
 def test_real_benchmarks_run(benchmark, tmp_path, monkeypatch):
     there(*BENCHMARKS[benchmark].data)
     monkeypatch.setenv("FEDMES_DATA", REAL)
-    small = {"width": 20} if BENCHMARKS[benchmark].defaults["model"]["name"] == "resnet18" else {}
+    small = {"width": 8} if BENCHMARKS[benchmark].defaults["model"]["name"] == "resnet18" else {}
     result = fedmes.run(
-        benchmark=benchmark, clients=2, tasks=2, rounds=1, epochs=1, stream={"frac": 10, "test_frac": 0.05},
+        benchmark=benchmark, clients=2, tasks=2, rounds=1, epochs=1, stream={"frac": 2, "test_frac": 0.02},
         memory=20, data={"image_size": 28 if "emnist" in BENCHMARKS[benchmark].data[0] else 32}, out=tmp_path / "out",
         model=small,
     )  # fmt: skip
