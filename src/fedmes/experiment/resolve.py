@@ -203,9 +203,11 @@ def _engine(config: Config, net: Net, model: str, device: str, tasks: int) -> di
 
 def _has_own(config: Config) -> bool:
     """Code of the user's, or data that was passed in from Python?"""
-    names = {"method": config.method, "model": config.model.name}
-    custom = any(plugins.is_custom(kind, name) for kind, name in names.items())
-    return custom or config.data.path == IN_MEMORY
+    # to look through all that is installed takes longer than the rest of a small preparation
+    method = config.method not in METHODS and plugins.is_custom("method", config.method)
+    name = config.model.name
+    model = name not in networks.MODELS and plugins.is_custom("model", name)
+    return method or model or config.data.path == IN_MEMORY
 
 
 def _policy(config: Config, method: Method) -> str:

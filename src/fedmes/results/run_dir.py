@@ -10,6 +10,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -337,7 +338,8 @@ def _move_over(path: Path, target: Path) -> None:
     path.rmdir()
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
     packages = ("fedmes", "torch", "numpy")
     installed = {}
     for name in packages:
