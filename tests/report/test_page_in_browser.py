@@ -46,12 +46,11 @@ def opened(browser, page):
     console."""
     look(browser, 1280, "light")
     browser.get(page.as_uri())
-    browser.execute_script("try { localStorage.clear() } catch {}")
-    browser.get(page.as_uri())
     ready(browser)
     browser.execute_script("document.documentElement.style.scrollBehavior = 'auto'")
     browser.get_log("browser")
     yield browser
+    browser.execute_script("try { localStorage.clear() } catch {}")  # the next one starts anew
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
