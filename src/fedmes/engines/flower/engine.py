@@ -127,7 +127,7 @@ class FlowerEngine(Gathering):
                     self.waiting |= hello.waiting
                     self._note(0, k, hello.waiting)
             if not self.waiting:
-                time.sleep(min(4 * POLL, max(0.0, deadline - time.monotonic())))
+                time.sleep(min(10 * POLL, max(0.0, deadline - time.monotonic())))
         return self.waiting
 
     # -- messages

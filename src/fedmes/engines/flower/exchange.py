@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 from fedmes.engines.flower import answers
 from fedmes.engines.flower.answers import Limits, Reply
 
-POLL = 0.25  # seconds between looks for answers; each is a request that a SuperLink works on
+POLL = 0.1  # seconds between looks for answers
+SELDOM = 1.0  # seconds between them after a while: each look is work for a SuperLink
 RESTARTS = 5.0  # seconds between looks for sites that have been restarted
 
 
@@ -81,7 +82,7 @@ class Exchange:
                 again = {node: orders[node] for node in waiting.values() if node in restarted}
                 waiting |= self._send(again)
                 since |= latest
-            time.sleep(POLL)
+            time.sleep(min(SELDOM, max(POLL, (now - began) / 10)))
         for message, node in waiting.items():
             missed = self.silent.setdefault(node, Missed(began, since.get(node)))
             missed.asked = began
