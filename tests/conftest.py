@@ -38,14 +38,12 @@ LONGEST = [
     "test_zoo",
     "test_networks_in_runs",
     "test_evaluation_protocols",
-    "test_photographs",
     "test_every_method",
     "test_page_in_browser",
-    "test_compiled",
-    "test_population",
     "test_several_devices",
-    "test_report_figures",
+    "test_examples",
     "test_export",
+    "test_report_figures",
 ]
 
 
