@@ -156,6 +156,19 @@ def test_what_a_sequence_leaves_to_torch(how):
     assert type(module[0]) is nn.Sequential
 
 
+def test_a_sequence_keeps_what_it_had(on_a_cpu):
+    module = network().double()
+    layers = module[0]
+    layers.channels = 5
+    watched = []
+    layers.register_forward_hook(lambda layer, given, out: watched.append(out.shape))
+    convolve_together(module)
+    assert module[0] is layers
+    assert layers.channels == 5
+    vmap(module)(torch.randn(2, 4, 3, 14, 14, dtype=torch.float64))
+    assert watched == [(4, 5, 3, 1)]
+
+
 def test_what_is_not_mapped_is_left_to_torch(on_a_cpu):
     together = network().double()
     convolve_together(together)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -62,16 +61,14 @@ class _Convolution(NamedTuple):
 
 
 def convolve_together(module: nn.Module) -> None:
-    """Swap the trained sequences of a module that have convolutions of the kind that gains."""
-    for name, child in module.named_children():
-        convolve_together(child)
-        if type(child) is not nn.Sequential:
+    """Let the trained sequences of a module that have convolutions of the kind that gains compute
+    so. All else of them stays, such as hooks and attributes."""
+    for layer in module.modules():
+        if type(layer) is not nn.Sequential:
             continue
-        trained = any(p.requires_grad for p in child.parameters())
-        if trained and any(isinstance(step, _Convolution) for step in _steps(list(child))):
-            layers = child._modules.items()
-            named = OrderedDict((key, layer) for key, layer in layers if layer is not None)
-            setattr(module, name, Together(named))
+        trained = any(p.requires_grad for p in layer.parameters())
+        if trained and any(isinstance(step, _Convolution) for step in _steps(list(layer))):
+            layer.__class__ = Together
 
 
 def _steps(layers: list[nn.Module]) -> list[nn.Module | _Convolution]:
