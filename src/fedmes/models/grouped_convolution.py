@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,15 @@ from torch import Tensor
 PROGRAMS = 2048
 MOST_PIXELS = 5120
 FEWEST_PIXELS = 1024
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Triton comes with torch, but not everywhere; its products of bf16 need an NVIDIA A100 or
+    later, or a GPU that counts as one."""
+    if find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class Tile(NamedTuple):

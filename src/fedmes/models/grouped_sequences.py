@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fedmes.models.dropout import KeyedDropout
-from fedmes.models.grouped_convolution import ConvolutionReLU
+from fedmes.models.grouped_convolution import ConvolutionReLU, has_kernels
 
 # where the kernels can work
 DEVICE = "cuda"
@@ -123,14 +121,5 @@ def _mapped_on_a_gpu(x: Tensor) -> bool:
         and x.dtype == COMPUTE
         and x.ndim == 4
         and torch._C._functorch.maybe_current_level() is not None
-        and _has_kernels(x.device)
+        and has_kernels(x.device)
     )
-
-
-@cache
-def _has_kernels(device: torch.device) -> bool:
-    """Triton comes with torch, but not everywhere; its products of bf16 need an NVIDIA A100 or
-    later, or a GPU that counts as one."""
-    if find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -11,7 +11,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fedmes.engines.stacked.convolution_pass import GroupedConvolutions
+from fedmes.models.grouped_convolution import has_kernels
 
 PERMUTE = torch.ops.aten.permute.default
 VIEWS = {PERMUTE, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
@@ -114,6 +114,6 @@ def _options(device: torch.device, own_kernels: bool) -> dict[str, Any]:
         # Kernels that repeat (devices.py). By default the compiler takes the variant of a kernel
         # that wins a race, and the winner decides how sums are rounded.
         options["deterministic"] = True
-    if own_kernels and find_spec("triton") is not None:
+    if own_kernels and has_kernels(device):
         options["post_grad_custom_pre_pass"] = GroupedConvolutions()
     return options
