@@ -17,6 +17,7 @@ from fedmes.engines.capacity import (
     activation_bytes,
     check,
     clients_side_by_side,
+    clients_worked_on,
     replicas_that_fit,
 )
 from fedmes.engines.client_data import Samples
@@ -257,8 +258,9 @@ def test_activations_are_counted_without_the_weights():
     assert activation_bytes(prepared.method.net, prepared.samples) == 64 * 8
     # 128 samples of 1,500 clients fit in 100 MB, of 1,600 they do not
     assert 1500 < clients_side_by_side(prepared.method, prepared.samples, 128) < 1600
+    assert clients_worked_on(prepared.method) > 1e6
     prepared.method.workspace = int(1.5e9)  # of two clients it fits in 4 GB
-    assert clients_side_by_side(prepared.method, prepared.samples, 128) == 2
+    assert clients_worked_on(prepared.method) == 2
 
 
 def test_counting_activations_leaves_nothing_behind(monkeypatch):

@@ -25,8 +25,11 @@ ENOUGH = 96  # clients in a wave: more at once take more memory and save next to
 # coming and going costs time.
 STAY = 256
 LITTLE = 8e9
-LAYER = 100e6  # bytes of a layer's output that are made at once outside of training
-SOLVED = 4e9  # and of what a method works with there
+# Bytes of a layer's output that are made at once outside of training. A frozen body has fifty
+# layers, each of which has to be launched, and its training takes more memory anyway.
+LAYER = 100e6
+LAYER_OF_A_BODY = 1e9
+SOLVED = 4e9  # of what methods work with to make something of their sums
 # Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one
 # takes 7 ms less on an H200, and to compile it 50 s more than to record it.
 EPOCHS_WORTH_COMPILING = 200
@@ -129,8 +132,13 @@ def activation_bytes(net: Net, samples: Samples) -> float:
 def clients_side_by_side(method: Method, samples: Samples, each: int) -> int:
     """Clients in one forward pass with so many samples of each. With more, a GPU is no busier."""
     largest = max([1, *_activations(method.net, samples)])
-    most = min(LAYER // (each * largest), SOLVED // max(1, method.workspace))
-    return max(1, int(most))
+    most = LAYER_OF_A_BODY if method.net.frozen else LAYER
+    return max(1, int(most // (each * largest)))
+
+
+def clients_worked_on(method: Method) -> int:
+    """Clients whose sums the method works with at the same time."""
+    return max(1, int(SOLVED // max(1, method.workspace)))
 
 
 def _activations(net: Net, samples: Samples) -> list[int]:

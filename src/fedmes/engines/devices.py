@@ -118,3 +118,15 @@ def numerics(config: Config) -> Iterator[None]:
         cudnn.allow_tf32 = convolutions
         cudnn.benchmark = timed
         cudnn.deterministic = repeatable
+
+
+@contextmanager
+def untimed_convolutions() -> Iterator[None]:
+    """While sizes change from batch to batch: to time kernels for each would take longer than a
+    worse one does."""
+    timed = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = timed

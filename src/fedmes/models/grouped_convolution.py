@@ -65,7 +65,9 @@ def convolution_tile(ci: int, co: int, kernel: list[int]) -> Tile:
 
 
 def gradient_tile(ci: int, co: int, kernel: list[int]) -> Tile:
-    return Tile(64, _block(co, 128), _block(kernel[0] * kernel[1] * ci, 128), warps=4, stages=3)
+    inputs = _block(kernel[0] * kernel[1] * ci, 128)
+    pixels = 128 if inputs <= 32 else 64
+    return Tile(pixels, _block(co, 128), inputs, warps=4, stages=3)
 
 
 def _block(size: int, most: int) -> int:

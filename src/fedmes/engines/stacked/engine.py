@@ -9,7 +9,6 @@ mechanism for clients of unequal length and for more clients than are trained si
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +26,7 @@ from fedmes.engines import wire
 from fedmes.engines.base import RoundRow, Score
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.crew import method_for_a_thread
+from fedmes.engines.devices import untimed_convolutions
 from fedmes.engines.loop import accuracy_ahead, client_predictor
 from fedmes.engines.peers import ALONE, Peers
 from fedmes.engines.protocol import EvalProtocol
@@ -35,15 +35,15 @@ from fedmes.engines.server import REJECTIONS, tampered
 from fedmes.engines.stacked import evaluation
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, initial_weights
 from fedmes.engines.stacked.cuda_graph import Captured
-from fedmes.engines.stacked.lanes import Lane, LanePlan, lay_out, over, plan_lane
+from fedmes.engines.stacked.lanes import Lane, lay_out, over, plan_lane
 from fedmes.engines.stacked.met_classes import met_classes
 from fedmes.engines.stacked.rota import NOBODY, Rota
 from fedmes.engines.stacked.seats import Fetched, Seats
 from fedmes.engines.stacked.settlement import Settlement, joined
 from fedmes.engines.stacked.store import ClientStore
 from fedmes.engines.stacked.timetable import share_out
+from fedmes.engines.stacked.trainer import Trainer
 from fedmes.engines.stacked.wave import WavePlan, beside_clients, rows_of
-from fedmes.errors import first_line
 from fedmes.methods.base import Method
 from fedmes.results.status import Site
 from fedmes.scenario.plan import Plan, Round
@@ -82,8 +82,6 @@ class StackedEngine:
         self.notes: list[str] = []
         self.sites_left_out: dict[str, str] = {}
         self.compile_seconds = 0.0
-        self._compile = compiled
-        self._prepared = False
 
         together = max(1, stack // self.seeds)
         self.rota = Rota(self.federations, together, peers)
@@ -96,7 +94,7 @@ class StackedEngine:
         self.sums: Tensors = {}  # what `measure` found
         self._settlement = Settlement(method, self.server, self.rota)
 
-        self._make_lanes(together)
+        self._make_lanes(together, compiled)
         capture = partial(Captured, device=self.device, notes=self.notes)
         self._begin_all = capture(partial(self._begin_round, None))
         self._begin_active = capture(partial(self._begin_round, self.active))
@@ -107,14 +105,13 @@ class StackedEngine:
         self._measured = self.batches.room(self.seeds, self.rota.seats, width)
         self._measure_some: Captured[Tensors] = capture(self._sums_of_measured)
 
-    def _make_lanes(self, together: int) -> None:
+    def _make_lanes(self, together: int, compiled: bool) -> None:
         """One lane on a GPU; on a CPU one per thread."""
         lanes = 1
         if self.device.type != "cuda":
             lanes = max(1, min(torch.get_num_threads(), self.rota.seats))
         survey = self.rota.survey()
         self.widths, longest, typical = lay_out(survey, lanes, together)
-        self._steps = typical * max(len(survey.steps), self.rota.rounds)  # of a lane in the run
         self.longest_epoch = survey.bounds.samples
         met = None
         if self.rota.all_stay and self.widths.memory:
@@ -122,7 +119,8 @@ class StackedEngine:
         methods = [self.method, *(method_for_a_thread(self.method) for _ in range(lanes - 1))]
         rest = self.batches, self.widths, longest, self.seats.clients, self.seats.shared, met
         self.lanes = [Lane(method, *rest) for method in methods]
-        self._crew = ThreadPoolExecutor(lanes)
+        steps = typical * max(len(survey.steps), self.rota.rounds)
+        self._trainer = Trainer(self.lanes, compiled, steps, self.notes)
         self._ahead = ThreadPoolExecutor(1)  # plans the next wave while this one is trained
         self._next: dict[tuple[int, int], Future[WavePlan]] = {}  # by round and wave
 
@@ -166,12 +164,14 @@ class StackedEngine:
         if first.any():
             begun = over(self.method.begin_task, "csc")(self.state, self.server, self.ctx)
             self._merge(begun, self.batches.put(first))
+        self._trainer.load(plan.lanes)
+        self.compile_seconds = self._trainer.seconds
         self._measure(plan)
         begin = self._begin_active
         if active.all():
             begin = self._begin_all
         received = begin()
-        self._train(plan.lanes)
+        self._trainer.train(plan.lanes)
         return received
 
     def _begin_round(self, active: Tensor | None) -> Tensors:
@@ -246,48 +246,16 @@ class StackedEngine:
     def _sums_of_measured(self) -> Tensors:
         assert self.method.measure is not None
         parts = []
-        for group in self.seats.groups:
+        for group in self.seats.summed:
             state, server, ctx, seat = self.seats.clients.part(group)
             batch = self.batches.batch(self._measured.part(group), ctx, seat)
             parts.append(over(self.method.measure, "csc")(state, server, batch))
         return joined(parts)
 
-    def _train(self, plans: list[LanePlan]) -> None:
-        for lane, plan in zip(self.lanes, plans, strict=True):
-            lane.load(plan.tables)
-        threads = torch.get_num_threads()
-        if len(self.lanes) > 1:
-            torch.set_num_threads(1)  # each lane has its own thread
-        try:
-            if not self._prepared:
-                self._prepare_steps()
-            if len(self.lanes) == 1:
-                self.lanes[0].train(plans[0].timetable)
-            else:
-                tables = map(attrgetter("timetable"), plans)
-                list(self._crew.map(Lane.train, self.lanes, tables))
-        finally:
-            torch.set_num_threads(threads)
-
-    def _prepare_steps(self) -> None:
-        start = time.perf_counter()
-        try:
-            for lane in self.lanes:
-                lane.prepare(self._compile, self._steps)
-        except Exception as error:  # compilers fail in many ways; the run continues without
-            what = "compilation" if self._compile else "recording"
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            note = f"{what} failed, steps run without it ({reason})"
-            self.notes.append(note)
-            warnings.warn(note, RuntimeWarning, stacklevel=2)
-            for lane in self.lanes:
-                lane.advance = lane.step
-        self.compile_seconds = time.perf_counter() - start
-        self._prepared = True
-
     # --- evaluation -------------------------------------------------------------------------------
 
     @torch.no_grad()
+    @untimed_convolutions()
     def evaluate(self, g: int) -> list[Score]:
         ended = [f.stream.ended(g) for f in self.federations]
         scores: list[Score] = []

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines.base import Score
+from fedmes.engines.capacity import clients_worked_on
 from fedmes.engines.protocol import EvalProtocol
 from fedmes.engines.stacked.batches import (
     NO_SAMPLES,
@@ -22,10 +23,12 @@ from fedmes.engines.stacked.batches import (
     Batches,
     Grid,
     each,
+    groups,
     longest,
     padded,
 )
 from fedmes.engines.stacked.lanes import Clients, over
+from fedmes.engines.stacked.settlement import joined
 from fedmes.methods.base import ClientContext, Method
 from fedmes.methods.losses import is_right, undefined
 from fedmes.scenario.plan import Plan
@@ -102,13 +105,20 @@ def _alike(group: Group, predictor: Tensors) -> bool:
 
 def _predictor(group: Group, batches: Batches, protocol: EvalProtocol) -> Tensors:
     method = protocol.method
-    state, server, ctx, seat = group.clients
-    stores = _of_ended(group, protocol.memory)
-    store = batches.batch(batches.numbers(group.plans, stores), ctx, seat)
-    predictor: Tensors = over(method.build_predictor, "csc")(state, server, store)
+    some = groups(len(group.plans), len(group.plans[0]), clients_worked_on(method))
+    parts = [_built(group.part(seats), batches, protocol) for seats in some]
+    predictor: Tensors = joined(parts)
     if method.tune is not None:
         predictor = predictor | _tuned(group, batches, method, predictor)
     return predictor
+
+
+def _built(group: Group, batches: Batches, protocol: EvalProtocol) -> Tensors:
+    state, server, ctx, seat = group.clients
+    stores = _of_ended(group, protocol.memory)
+    store = batches.batch(batches.numbers(group.plans, stores), ctx, seat)
+    built: Tensors = over(protocol.method.build_predictor, "csc")(state, server, store)
+    return built
 
 
 def _tuned(group: Group, batches: Batches, method: Method, predictor: Tensors) -> Tensors:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmes.engines.capacity import clients_side_by_side
+from fedmes.engines.capacity import clients_side_by_side, clients_worked_on
 from fedmes.engines.client_data import IDLE
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, groups
 from fedmes.engines.stacked.lanes import Clients, over
@@ -55,9 +55,10 @@ class Seats:
         self.rota = rota
         self.initial = initial
         seeds = len(rota.streams)
-        # clients that are looked at together
+        # clients whose samples pass the network together, and whose sums are made together
         most = clients_side_by_side(method, batches.data, TOGETHER)
         self.groups = groups(seeds, rota.seats, most)
+        self.summed = groups(seeds, rota.seats, min(most, clients_worked_on(method)))
         self.members = rota.waves(0)[0]
         self.plans = rota.plans(self.members)
         batches.seat(self.plans)

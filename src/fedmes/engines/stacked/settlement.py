@@ -177,6 +177,8 @@ def _on(like: Tensor) -> Callable[[Tensor], Tensor]:
 
 def joined(parts: Sequence[Any]) -> Any:
     """Tensors, or dictionaries of them, of several waves as one."""
+    if len(parts) == 1:
+        return parts[0]
     if isinstance(parts[0], dict):
         return {name: joined(list(map(itemgetter(name), parts))) for name in parts[0]}
     return torch.cat(list(parts), dim=1)
