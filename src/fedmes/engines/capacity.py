@@ -27,7 +27,7 @@ STAY = 256
 LITTLE = 8e9
 # Bytes of a layer's output that are made at once outside of training. A frozen body has fifty
 # layers, each of which has to be launched, and its training takes more memory anyway.
-LAYER = 100e6
+LAYER = 200e6
 LAYER_OF_A_BODY = 1e9
 SOLVED = 4e9  # of what methods work with to make something of their sums
 # Of all tasks and rounds, some 2,000 steps of all slots. Of 30 slots of `cnn6`, a compiled one

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from fedmes.common.text import size
-from fedmes.engines.capacity import wanted_together
 from fedmes.engines.client_data import ClientData
 from fedmes.errors import UserError
 from fedmes.experiment.features import not_stored
@@ -66,8 +65,7 @@ def estimate(prepared: Prepared) -> tuple[int, int]:
         memories = sum(min(plan.capacity, plan.count) for plan in plans) * one.nbytes
         results += kept * _bytes(predictor) + int(of_more * memories)
         results += len(federations) * (_bytes(initial) + _bytes(pick(server, "w")))
-    if config.engine.name == "stacked" and wanted_together(federations) < config.clients:
-        # of clients that come and go, what outlives a round
+    if config.engine.name == "stacked":  # what outlives a round
         client = {name: t for name, t in client.items() if method.outlives_round(name)}
     states = kept * _bytes(client) + len(federations) * _bytes(server)
     return states + rows + tables, results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -105,15 +106,28 @@ def _rounds(engine: Engine, training: Training, listeners: Sequence[Listener]) -
     recorder = Recorder(config, training.protocols)
     done = _begin(engine, recorder, training)
     training.journal.begin(recorder, done)
-    saver = _Saver(engine, recorder, training, done)
+    with _Saver(engine, recorder, training, done) as saver:
+        _continue(engine, training, listeners, saver, began)
+    return recorder
+
+
+def _continue(
+    engine: Engine,
+    training: Training,
+    listeners: Sequence[Listener],
+    saver: _Saver,
+    began: float,
+) -> None:
+    recorder = saver.recorder
     seconds = recorder.seconds
     before = dict(seconds)
+    done = saver.schedule.rounds_saved
     g = done
     while g != training.total and training.more():
         if spent := _spent(engine, training, g):
             recorder.stop(g, training.total, spent)
             saver.save(g)
-            return recorder
+            return
         start = time.perf_counter()
         rows = engine.round(g)
         if training.accounts is not None:
@@ -135,15 +149,14 @@ def _rounds(engine: Engine, training: Training, listeners: Sequence[Listener]) -
         recorder.heard(now)
         if recorder.stopped:
             saver.save(g)
-            return recorder
+            return
         stopping = training.stop() and g != training.total
         if stopping or saver.schedule.due(bool(scores)):
             saver.save(g)
         if stopping:
             raise Stopped(_stopped(training, g))
-    if keeps_state(config) and saver.schedule.rounds_saved < g:
+    if keeps_state(training.config) and saver.schedule.rounds_saved < g:
         saver.save(g)
-    return recorder
 
 
 def _spent(engine: Engine, training: Training, g: int) -> str:
@@ -162,7 +175,10 @@ def keeps_state(config: Config) -> bool:
 
 
 class _Saver:
-    """Writes the checkpoints of a training."""
+    """Writes the checkpoints of a training, while it goes on; at its end they are written.
+
+    Where sites keep their own states, it waits: they must not be ahead of what is saved here.
+    """
 
     def __init__(self, engine: Engine, recorder: Recorder, training: Training, done: int) -> None:
         self.engine = engine
@@ -172,8 +188,19 @@ class _Saver:
         folder = training.directory / checkpoint.FOLDER
         self.rows = GrowingRows(folder, recorder.stored_rows)
         self.states = GrowingStates(folder)
+        self._beside = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
+
+    def __enter__(self) -> _Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._beside.shutdown()
+        if kind is None:
+            self._wait()
 
     def save(self, rounds_done: int) -> None:
+        self._wait()
         arrays, about = self.recorder.save()
         about |= {"rounds_done": rounds_done} | self.training.about()
         states = None
@@ -182,9 +209,19 @@ class _Saver:
         else:
             tensors = self.engine.snapshot()
         kept = None if states is None else partial(self.states.update, states, rounds_done)
+        all_of_it = (tensors | arrays, about, self.rows, kept)
         place = self.training.directory
-        checkpoint.save(place, rounds_done, tensors | arrays, about, self.rows, kept)
+        if self.training.config.engine.name == "flower":
+            checkpoint.save(place, rounds_done, *all_of_it)
+        else:
+            rest = checkpoint.begin(place, rounds_done, *all_of_it)
+            self._written = self._beside.submit(rest)
         self.schedule.saved(rounds_done)
+
+    def _wait(self) -> None:
+        """For the last one; what went wrong there is raised here."""
+        if self._written is not None:
+            self._written.result()
 
 
 def _stopped(training: Training, rounds_done: int) -> str:

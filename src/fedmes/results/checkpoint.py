@@ -14,8 +14,9 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,46 @@ def save(
 ) -> None:
     """Where the run stands after this round. `rows`: in place of `about["rows"]`; `kept`: writes
     the states of clients that come and go (growing_states.py)."""
+    begin(run, round, tensors, about, rows, kept)()
+
+
+def begin(
+    run: Path,
+    round: int,
+    tensors: Tensors,
+    about: dict[str, Any],
+    rows: GrowingRows | None = None,
+    kept: Callable[[], dict[str, Any]] | None = None,
+) -> Callable[[], None]:
+    """The same in two parts: what the next round would change is copied or written now, and the
+    rest, which takes longer, when the result is called."""
     folder = run / FOLDER
-    path = folder / f"round-{round:06d}.safetensors"
-    content = map_entries(lambda t: t.detach().cpu().contiguous().clone(), tensors)
-    try:
+    content = map_entries(lambda t: t.detach().to("cpu", copy=True).contiguous(), tensors)
+    with _intact(run):
         folder.mkdir(mode=0o700, exist_ok=True)
         if rows is not None:
             about = about | {"rows": rows.update()}
         if kept is not None:
             about = about | {"kept": kept()}
-        sums = _write(path, dump(content))
-        sums += _write(path.with_suffix(".json"), json.dumps(about).encode())
-        replace_private(path.with_suffix(".sha256"), sums.encode())
+    return partial(_finish, run, f"round-{round:06d}", content, json.dumps(about).encode())
+
+
+def _finish(run: Path, name: str, content: Tensors, about: bytes) -> None:
+    folder = run / FOLDER
+    with _intact(run):
+        sums = _write(folder / f"{name}.safetensors", dump(content))
+        sums += _write(folder / f"{name}.json", about)
+        replace_private(folder / f"{name}.sha256", sums.encode())
         sync(folder)  # only now may an older one go
+    keep(run, GENERATIONS)
+
+
+@contextmanager
+def _intact(run: Path) -> Iterator[None]:
+    """A disk that is full leaves the older checkpoints as they are."""
+    folder = run / FOLDER
+    try:
+        yield
     except OSError as error:
         for part in (*folder.glob("round-*.part"), *folder.glob("clients-*.part")):
             part.unlink(missing_ok=True)
@@ -65,7 +93,6 @@ def save(
             f"{folder}: no checkpoint could be written ({error.strerror}); {there}; "
             f"to resume: fedmes resume {run}"
         ) from None
-    keep(run, GENERATIONS)
 
 
 def keep(run: Path, generations: int) -> None:

@@ -152,10 +152,10 @@ class Seats:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def snapshot(self) -> Tensors:
-        """All clients' states, `client.*` [seed, seat, ...]; or, where clients come and go, what
-        is kept of those that have been here, `kept.*`, and who they are."""
+        """What outlives a round of all clients, `client.*` [seed, seat, ...]; or, where clients
+        come and go, of those that have been here, `kept.*`, and who they are."""
         if self.rota.all_stay:
-            return put("client", self.clients.state)
+            return put("client", {name: self.clients.state[name] for name in self.lasting})
         self.keep()
         keys = self.store.keys()
         entries = self.store.packing.unpack(self.store.rows(keys))
@@ -172,8 +172,6 @@ class Seats:
             stacked = pick(tensors, "client")
             keys = [(int(s), int(k)) for s, k in np.ndindex(*tensors["learned"].shape)]
             entries = map_entries(lambda t: t.flatten(0, 1), stacked)
-            if self.rota.all_stay:
-                names = [name for name in self.clients.state if name not in self.shared]
         for i, (s, k) in enumerate(keys):
             if k not in self.rota.mine:
                 continue

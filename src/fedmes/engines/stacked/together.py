@@ -14,7 +14,7 @@ from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.engines.stacked.lanes import over
 from fedmes.methods.base import Method
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, map_entries, pick, put, stacked
+from fedmes.tensors import Tensors, map_entries, put, stacked
 
 
 @torch.no_grad()
@@ -38,9 +38,8 @@ def clients_round(
             engine = _ClientsOnly(method, [clients], samples, len(group), compiled=False)
             engine.restore(_snapshot(engine, [states[column] for column in group], broadcast))
             engine.round(0)
-            after = pick(engine.snapshot(), "client")
             for place, column in enumerate(group):
-                found[column] = map_entries(itemgetter((0, place)), after)
+                found[column] = map_entries(itemgetter((0, place)), engine.state)
     finally:
         method.net.mapped = was
     return found
