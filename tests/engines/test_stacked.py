@@ -21,10 +21,11 @@ from fedmes.engines.capacity import (
     replicas_that_fit,
 )
 from fedmes.engines.client_data import Samples
-from fedmes.engines.stacked import seats
+from fedmes.engines.stacked import evaluation, seats
 from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS, fedstats
 from fedmes.methods.fedavg import FedAvg
+from fedmes.tensors import pick, put
 from helpers.engine_runs import (
     AWKWARD,
     assert_equal_rows,
@@ -64,6 +65,37 @@ def test_weights_are_equal_after_a_round_in_float32(method, monkeypatch):
 def test_chunks_change_nothing(monkeypatch):
     monkeypatch.setattr(seats, "clients_side_by_side", lambda *_: 3)
     assert_equal_runs(prepared_with({}, staggered=True), stacks=(1, 3, 6))
+
+
+def test_a_snapshot_has_what_outlives_a_round(monkeypatch):
+    prepared = prepared_with({})
+    stacked = engines(prepared)[1]
+    stacked.round(0)
+    older = put("client", stacked.state) | stacked.snapshot()  # with all there is
+    entries = pick(stacked.snapshot(), "client")
+    assert set(entries) == set(filter(prepared.method.outlives_round, stacked.state))
+    assert 3 * len(entries) < len(stacked.state)
+    again = engines(prepared)[1]
+    again.restore(older)
+    stacked.round(1), again.round(1)
+    assert all(t.equal(stacked.state[name]) for name, t in again.state.items())
+
+
+def test_an_evaluation_times_no_convolutions(monkeypatch):
+    """Sizes change from batch to batch."""
+    seen = []
+
+    def score(*_):
+        seen.append(torch.backends.cudnn.benchmark)
+        return []
+
+    monkeypatch.setattr(evaluation, "score", score)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    stacked = engines(prepared_with({}))[1]
+    stacked.evaluate(stacked.rota.rounds - 1)
+    assert seen
+    assert not any(seen)
+    assert torch.backends.cudnn.benchmark
 
 
 class Telling(FedAvg):

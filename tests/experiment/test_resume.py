@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import warnings
+from threading import Event
 
 import numpy as np
 import pytest
@@ -202,6 +203,48 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     tensors, about = checkpoint.latest(tmp_path)
     assert (tensors["a"].tolist(), about) == ([1.0] * 3, {"rounds_done": 1})
     assert not list((tmp_path / "checkpoint").glob("*.part"))
+
+
+SMALL = {"benchmark": "synthetic", "clients": 2, "tasks": 1, "rounds": 3, "epochs": 1}
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+def test_what_is_written_beside_the_next_round_is_of_its_own(engine, tmp_path, monkeypatch):
+    """However late: the third round's is begun when the second's is written."""
+    finish, third, written = checkpoint._finish, Event(), []
+
+    def late(run, name, content, about):
+        if run.name == "late" and name == "round-000002":
+            assert third.wait(60)
+        written.append((name, checkpoint.dump(content)))
+        finish(run, name, content, about)
+
+    def heard(progress):
+        if progress.round == 3:
+            third.set()
+
+    monkeypatch.setattr(checkpoint, "_finish", late)
+    for name in ("at once", "late"):
+        every_round = {"checkpoint": {"every": "round"}, "engine": engine}
+        fedmes.run(out=tmp_path / name, **SMALL, **every_round, on_progress=heard)
+    assert len(written) == 6
+    assert written[:3] == written[3:]
+    assert len({content for _, content in written}) == 3
+
+
+def test_a_disk_that_fills_up_beside_the_next_round(tmp_path, monkeypatch):
+    finish = checkpoint._finish
+
+    def full(run, name, *content):
+        if name == "round-000002":
+            with checkpoint._intact(run):
+                raise OSError(28, "No space left on device")
+        finish(run, name, *content)
+
+    monkeypatch.setattr(checkpoint, "_finish", full)
+    with pytest.raises(UserError, match=r"No space left on device.*the last one is intact"):
+        fedmes.run(out=tmp_path / "out", **SMALL, checkpoint={"every": "round"})
+    assert checkpoint.latest(tmp_path / "out")[1]["rounds_done"] == 1
 
 
 @pytest.mark.slow
