@@ -225,6 +225,7 @@ def test_what_is_written_beside_the_next_round_is_of_its_own(engine, tmp_path, m
 
     monkeypatch.setattr(checkpoint, "_finish", late)
     for name in ("at once", "late"):
+        third.clear()
         every_round = {"checkpoint": {"every": "round"}, "engine": engine}
         fedmes.run(out=tmp_path / name, **SMALL, **every_round, on_progress=heard)
     assert len(written) == 6
