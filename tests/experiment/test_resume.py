@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 import fedmes
+from fedmes import config
 from fedmes.engines import devices
 from fedmes.errors import UserError
+from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint
 from helpers.forked import Program
@@ -233,8 +235,10 @@ def test_what_is_written_beside_the_next_round_is_of_its_own(engine, tmp_path, m
     assert len({content for _, content in written}) == 3
 
 
-def test_a_disk_that_fills_up_beside_the_next_round(tmp_path, monkeypatch):
-    finish = checkpoint._finish
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_disk_that_fills_up_beside_the_next_round(stopped, tmp_path, monkeypatch):
+    """Also when that is the last one, because somebody stops the run."""
+    finish, rounds = checkpoint._finish, []
 
     def full(run, name, *content):
         if name == "round-000002":
@@ -243,9 +247,11 @@ def test_a_disk_that_fills_up_beside_the_next_round(tmp_path, monkeypatch):
         finish(run, name, *content)
 
     monkeypatch.setattr(checkpoint, "_finish", full)
+    prepared = prepare(config.load(None, SMALL | {"checkpoint.every": "round"}))
     with pytest.raises(UserError, match=r"No space left on device.*the last one is intact"):
-        fedmes.run(out=tmp_path / "out", **SMALL, checkpoint={"every": "round"})
-    assert checkpoint.latest(tmp_path / "out")[1]["rounds_done"] == 1
+        runner.execute(prepared, tmp_path, rounds.append, stop=lambda: stopped and len(rounds) == 2)
+    assert len(rounds) == (2 if stopped else 3)
+    assert checkpoint.latest(tmp_path)[1]["rounds_done"] == 1
 
 
 @pytest.mark.slow
@@ -282,9 +288,6 @@ def test_a_finished_run_says_so(tmp_path):
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_file_keeps_every_bit(engine, tmp_path):
     """After each round: what a checkpoint brings back trains on exactly as the run itself does."""
-    from fedmes import config
-    from fedmes.experiment import runner
-
     numbers = OPTIONS | {"seeds": [0, 1], "engine": engine, "model.width": 24, "model.dropout": 0.2}
     prepared = prepare(config.load(None, numbers))
     with devices.numerics(prepared.config):

@@ -154,6 +154,7 @@ def _continue(
         if stopping or saver.schedule.due(bool(scores)):
             saver.save(g)
         if stopping:
+            saver.wait()
             raise Stopped(_stopped(training, g))
     if keeps_state(training.config) and saver.schedule.rounds_saved < g:
         saver.save(g)
@@ -197,10 +198,10 @@ class _Saver:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._beside.shutdown()
         if kind is None:
-            self._wait()
+            self.wait()
 
     def save(self, rounds_done: int) -> None:
-        self._wait()
+        self.wait()
         arrays, about = self.recorder.save()
         about |= {"rounds_done": rounds_done} | self.training.about()
         states = None
@@ -218,7 +219,7 @@ class _Saver:
             self._written = self._beside.submit(rest)
         self.schedule.saved(rounds_done)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """For the last one; what went wrong there is raised here."""
         if self._written is not None:
             self._written.result()
