@@ -1,6 +1,6 @@
 """What checkpoints cost: the default run without and with them, alternating in one process, and the
-share of its time that a run spends in saving, which other load on the machine disturbs less; and
-what they take on disk.
+share of its time for which a run stands still to save, which other load on the machine disturbs
+less; and what they take on disk.
 
 python benchmarks/checkpoints.py [--repeats 5] [--engine loop]
 """
@@ -11,11 +11,12 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fedmes
-from fedmes.results import checkpoint
+from fedmes.experiment import train
 
 
 def main() -> None:
@@ -27,14 +28,18 @@ def main() -> None:
     arguments = parser.parse_args()
     seconds: dict[object, list[float]] = {"never": [], 30: [], "round": []}
     shares: dict[object, list[float]] = {every: [] for every in seconds}
-    saving, save = [0.0], checkpoint.save
+    saving = [0.0]
 
-    def timed(*arguments: Any) -> None:
-        start = time.perf_counter()
-        save(*arguments)
-        saving[0] += time.perf_counter() - start
+    def timed(function: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            start = time.perf_counter()
+            function(*arguments)
+            saving[0] += time.perf_counter() - start
 
-    checkpoint.save = timed  # type: ignore[assignment]
+        return call
+
+    train._Saver.save = timed(train._Saver.save)  # type: ignore[method-assign]
+    train._Saver.__exit__ = timed(train._Saver.__exit__)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(arguments.repeats + 1):
             for every, times in seconds.items():
@@ -52,7 +57,7 @@ def main() -> None:
         cost = f"{min(times) / min(seconds['never']) - 1:+.1%} (best), {statistics.median(ratios) - 1:+.1%} (median)"
         inside = statistics.median(shares[every])
         print(
-            f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}, {inside:.1%} spent in saving (median)"
+            f"checkpoint.every={every!s:<6} {min(times):6.2f} s  {cost}, {inside:.1%} stood still to save (median)"
         )
     print(
         f"kept in the end: {kept / 1e6:.1f} MB of state, {models / 1e6:.1f} MB of everything else"
