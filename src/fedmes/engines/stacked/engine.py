@@ -319,6 +319,7 @@ class StackedEngine:
         self.learned[:] = tensors["learned"].numpy()
 
     @torch.no_grad()
+    @untimed_convolutions()
     def predictor(self, seed: int, client: int) -> Tensors:
         return self._predictor(self.protocols[""], seed, client)
 
