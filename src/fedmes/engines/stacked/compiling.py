@@ -111,7 +111,7 @@ def _options(device: torch.device, own_kernels: bool) -> dict[str, Any]:
     if hasattr(settings.triton, "coalesce_tiling_analysis"):
         options["triton.coalesce_tiling_analysis"] = False
     if hasattr(settings.triton, "autotune_pointwise"):
-        # races among variants of kernels took 3 of 26 seconds, and a step was no faster after them
+        # without races among variants of kernels, first calls take 3 s less and a step no longer
         options["triton.autotune_pointwise"] = False
     if torch.backends.cudnn.deterministic and hasattr(settings, "deterministic"):
         # Kernels that repeat (devices.py). By default the compiler takes the variant of a kernel
