@@ -121,8 +121,9 @@ def _public_key(path):
 class Federation:
     """Stands in for Flower's processes of `fedmes federation up`: all of them in this one."""
 
-    def __init__(self, folder, sites):
+    def __init__(self, folder, sites, meanwhile):
         self.sites = sites
+        self.meanwhile = meanwhile
         self.log = folder / "log"
 
     def __enter__(self):
@@ -134,8 +135,8 @@ class Federation:
     def submit(self, **given):
         self.given = given
 
-    def wait(self, meanwhile):
+    def wait(self):
         context = Context(1, 1, node_config={}, state=RecordDict(), run_config=self.given)
         main(at_sites(self.sites), context)
-        meanwhile()
+        self.meanwhile()
         return "completed"

@@ -54,13 +54,22 @@ class Federation:
     the run's directory.
     """
 
-    def __init__(self, folder: Path, sites: Sequence[Path], app: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sites: Sequence[Path],
+        app: Path | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`meanwhile` is called several times per second while something is waited for; what it
+        raises ends the waiting."""
         require_flower()
         self.folder = folder.resolve()
         self.sites = list(map(Path.resolve, sites))
         self.app = (app or self.folder / "app").resolve()
         self.log = self.folder / "log"
         self._own_app = app is None
+        self._meanwhile = meanwhile
         self._supervisor: Supervisor | None = None
         self._runs = 0
 
@@ -118,6 +127,7 @@ class Federation:
         while not _answers(private.socket_of(self.folder / "superlink")):
             if not self.supervisor.alive("superlink") or time.monotonic() > until:
                 raise self._failure("the SuperLink does not start", "superlink")
+            self._meanwhile()
             time.sleep(0.05)
 
     def _start_site(self, k: int) -> None:
@@ -144,13 +154,8 @@ class Federation:
             run += ["-c", " ".join(values)]
         self._begin_flwr(f"run{self._runs}", run, STATUS)
 
-    def wait(
-        self, timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None
-    ) -> str:
-        """The last run's end: `completed`, `failed`, `stopped`, or `lost` without a SuperLink.
-
-        `meanwhile` is called several times per second.
-        """
+    def wait(self, timeout: float | None = None) -> str:
+        """The last run's end: `completed`, `failed`, `stopped`, or `lost` without a SuperLink."""
         name = f"run{self._runs}"
         until = time.monotonic() + (timeout or float("inf"))
         accepted = False
@@ -158,12 +163,12 @@ class Federation:
             while self.supervisor.alive(name):
                 if time.monotonic() > until:
                     raise self._failure(f"the run has not ended in {timeout:.0f} s", name)
-                meanwhile()
+                self._meanwhile()
                 if not self.supervisor.alive("superlink"):
                     self.supervisor.kill(name)
                     return "lost"
                 time.sleep(0.1)
-            meanwhile()
+            self._meanwhile()
             output = (self.log / f"{name}.log").read_text(errors="replace")
             accepted |= "Successfully started run" in output
             if self.supervisor.alive("superlink") and not accepted:
@@ -221,6 +226,7 @@ class Federation:
             commands.append(["supernode", "register", str(path / "key.pub"), "federation"])
         self._begin_flwr("register", *commands)
         while (status := self.supervisor.status("register")) is None:
+            self._meanwhile()
             time.sleep(0.05)
         if status != 0:
             raise self._failure("the sites' keys are not registered", "register")

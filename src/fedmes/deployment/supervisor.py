@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -181,6 +181,25 @@ class Supervisor:
         kept.process.kill()
         kept.process.wait()
         _end(lambda: self.pids(kept.name))
+
+
+@contextmanager
+def noticed_signals() -> Iterator[list[int]]:
+    """Ctrl-C, SIGTERM and a closed terminal, as they come.
+
+    They raise nothing by themselves: an exception that strikes anywhere can leave a lock taken, for
+    which the thread that ends all processes would wait for ever.
+    """
+    received: list[int] = []
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
+            before[number] = signal.signal(number, lambda number, _: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def end_leftovers(folder: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from fedmes.deployment import site
 from fedmes.deployment.local import Federation
 from fedmes.deployment.policy import Policy
 from fedmes.deployment.server import continued
-from fedmes.deployment.supervisor import end_leftovers
+from fedmes.deployment.supervisor import end_leftovers, noticed_signals
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.experiment.made_from import refuse, stale
 from fedmes.experiment.prepare import Blueprint, Prepared, agreement, prepare, sites_blueprint
@@ -63,23 +61,35 @@ def up(
         refuse(directory, changes, ANOTHER)
         run_dir.claim(directory, config)
     folder.mkdir(mode=0o700, exist_ok=True)
+    with checkpoint.locked(folder):
+        _run(config, directory, held, on_progress)
+    if data:
+        replace_text(learned, data)
+    return run_dir.load(directory)
+
+
+def _run(config: Config, directory: Path, held: Sites, on_progress: Watcher | None) -> None:
+    """The experiment to its end, or until a signal comes, on a federation of its own."""
     progress = _Tail(directory / "progress.jsonl", on_progress)
-    with checkpoint.locked(folder), ended_by_signals(directory):
+    with noticed_signals() as signals:
+
+        def meanwhile() -> None:
+            if signals:
+                raise Stopped(f"stopped; the same command with --out {directory} resumes the run")
+            progress.read()
+
         places, key_of = _places(directory / "sites", held, config)
         if config.federation.sites:
             keys = [key_of.get(name, "") for name in config.federation.sites]
             run_dir.claim(directory, config.with_({"federation.keys": keys}))
-        with Federation(folder, places) as federation:
+        with Federation(directory / "federation", places, meanwhile=meanwhile) as federation:
             federation.submit(config=str(directory / "config.toml"), out=str(directory))
-            status = federation.wait(meanwhile=progress.read)
+            status = federation.wait()
             if status != "completed":
                 words = progress.error or federation.last_words()
                 raise FederationError(
                     f"the run ended as {status}: {words}\nall logs are in {federation.log}"
                 )
-    if data:
-        replace_text(learned, data)
-    return run_dir.load(directory)
 
 
 def _asked(config: Config, out: Path | None) -> tuple[Prepared | Blueprint, Sites, Path]:
@@ -198,25 +208,3 @@ class _Tail:
             elif self.listener is not None:
                 content.pop("time")
                 self.listener(Standing(**content))
-
-
-@contextmanager
-def ended_by_signals(directory: Path) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal end a run in order; repeated ones change nothing."""
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        if not stopping:
-            stopping = True
-            raise Stopped(f"stopped; the same command with --out {directory} resumes the run")
-
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores one
-            before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
