@@ -121,6 +121,23 @@ def test_the_next_process_of_a_name_meets_nothing_of_the_last(tmp_path, supervis
         assert supervisor.pids() == [child]
 
 
+def test_a_start_that_fails_is_tried_again_and_the_others_live_on(tmp_path, supervisor):
+    """Here, for want of a folder for its log."""
+    logs = {name: tmp_path / name / "log" for name in ("a", "b")}
+    for name, log in logs.items():
+        log.parent.mkdir()
+        command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        supervisor.keep(name, command, log, os.environ)
+    logs["a"].parent.rename(tmp_path / "away")
+    supervisor.kill("a")
+    until(lambda: supervisor._kept["a"].process is None, "its end is noticed")
+    due = supervisor._kept["a"].due
+    until(lambda: supervisor._kept["a"].due > due, "a start that fails")
+    logs["a"].parent.mkdir()
+    until(lambda: supervisor.starts("a") == 2, "another start")
+    assert supervisor.starts("b") == 1 and supervisor.alive("b")
+
+
 @linux
 def test_names_that_begin_alike_are_kept_apart(tmp_path, supervisor):
     for name in ("site1", "site10"):

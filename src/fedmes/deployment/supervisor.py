@@ -148,7 +148,9 @@ class Supervisor:
         now = time.monotonic()
         if kept.process is None:
             if now >= kept.due:
-                self._start(kept)
+                kept.due = now + LONGEST_PAUSE
+                with suppress(OSError):  # no room for another process, say: all others live on
+                    self._start(kept)
         elif kept.process.poll() is not None and kept.restart:
             self._clear(kept)
             kept.process = None
