@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import signal
 import sys
 import warnings
 
@@ -20,6 +21,10 @@ torch.set_num_threads(1)
 
 # Nobody pulls the plug: a disk that others use, too, need not be waited for after each small file.
 os.fsync = lambda descriptor: None
+
+# Who is started in the background (`.ci/run &`) ignores Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about who else uses the machine than about the program.
 settings.register_profile(

@@ -20,7 +20,7 @@ from fedmes.results import checkpoint
 from fedmes.results.status import LogLine, Site
 from helpers import going, made
 from helpers.reported import Page
-from helpers.waiting import until
+from helpers.waiting import HANGS, until
 
 
 @pytest.fixture
@@ -150,9 +150,12 @@ def test_the_command_ends_with_control_c(tmp_path):
             connection.request("GET", f"/{token}/data")
             return connection.getresponse().read()
 
-        until(answered, "an answer")
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=300)
+        try:
+            until(answered, "an answer")
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=HANGS)
+        finally:
+            process.kill()  # or one that hangs would be waited for
     assert process.returncode == 0 and "Traceback" not in said
     assert said.startswith(f"from another machine, first: ssh -N -L {port}:127.0.0.1:{port} ")
 
