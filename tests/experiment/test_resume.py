@@ -34,15 +34,17 @@ SETTINGS = {
     "checkpoint.every": "round",
     "stream.arrival": "staggered",
 }
-KILLS = {"loop": 6, "stacked": 7}  # for each method: 26 in all
+COME_AND_GO = {"clients": 5, "server.cohort": 2}  # the others wait in the host's memory
+KILLS = {"loop": 6, "stacked": 7}  # for each case: 20 in all
 
 
-def arguments(engine, method, out):
+def arguments(engine, method, out, more):
     asked = [
         f"--{key}={value}"
         for key, value in (OPTIONS | {"engine": engine, "method": method}).items()
     ]
-    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    chosen = SETTINGS | more
+    settings = [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
     return ["run", "-q", "--resume", *asked, *settings, "--out", str(out)]
 
 
@@ -54,16 +56,26 @@ def files(out):
     return accuracy, weights
 
 
+def checkpoints(out):
+    """Their names. When a file of clients' states is begun anew depends on when a run was killed."""
+    stems = {path.stem for path in (out / "checkpoint").iterdir()}
+    return {stem for stem in stems if not stem.startswith("clients-")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "method"), [("loop", "fedweit"), ("stacked", "fedmes")])
-def test_killed_at_random_moments(engine, method, tmp_path):
+@pytest.mark.parametrize(
+    ("engine", "method", "more"),
+    [("loop", "fedweit", {}), ("stacked", "fedmes", {}), ("stacked", "fedmes-plus", COME_AND_GO)],
+    ids=["loop", "stacked", "clients that come and go"],
+)
+def test_killed_at_random_moments(engine, method, more, tmp_path):
     whole = tmp_path / "whole"
-    first = Program(*arguments(engine, method, whole), cwd=tmp_path)
+    first = Program(*arguments(engine, method, whole, more), cwd=tmp_path)
     assert first.ended() == 0, first.err.read_text()
     duration = json.loads((whole / "result.json").read_text())["seconds"]["total"]
     out, dice, killed = tmp_path / "killed", random.Random(f"{engine} {method}"), 0
     while killed < KILLS[engine]:
-        going = Program(*arguments(engine, method, out), cwd=tmp_path)
+        going = Program(*arguments(engine, method, out, more), cwd=tmp_path)
         if going.ended(within=dice.uniform(0, 1.2 * duration / 3)) is None:
             going.kill()
             killed += 1
@@ -73,14 +85,12 @@ def test_killed_at_random_moments(engine, method, tmp_path):
             for path in sorted(out.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
             out.rmdir()
-    last = Program(*arguments(engine, method, out), cwd=tmp_path)
+    last = Program(*arguments(engine, method, out, more), cwd=tmp_path)
     assert last.ended() == 0, last.err.read_text()
     (accuracy, weights), (want_accuracy, want_weights) = files(out), files(whole)
     assert accuracy == want_accuracy
     assert [name for name in want_weights if weights.get(name) != want_weights[name]] == []
-    assert {path.stem for path in (out / "checkpoint").iterdir()} == {
-        path.stem for path in (whole / "checkpoint").iterdir()
-    }
+    assert checkpoints(out) == checkpoints(whole)
 
 
 class Enough(Exception):
@@ -259,7 +269,7 @@ def test_a_disk_that_fills_up_beside_the_next_round(stopped, tmp_path, monkeypat
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     out = tmp_path / "out"
-    slow = [*arguments("loop", "fedmes", out), "--epochs", "15", "--set", "checkpoint.every=never"]
+    slow = [*arguments("loop", "fedmes", out, {}), "--epochs", "15", "--set", "checkpoint.every=never"]
     program = Program(*slow, cwd=tmp_path)
     # the handler is there before
     until(lambda: (out / ".lock").exists() or program.ended(within=0) is not None, "the lock")
@@ -272,7 +282,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
 @pytest.mark.slow
 def test_a_finished_run_says_so(tmp_path):
     out = tmp_path / "out"
-    asked = arguments("stacked", "fedmes", out)
+    asked = arguments("stacked", "fedmes", out, {})
     assert finished(*asked, cwd=tmp_path)[0] == 0
     before = (out / "result.json").read_bytes()
     status, said, err = finished(*asked, cwd=tmp_path)
