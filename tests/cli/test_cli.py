@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -50,12 +51,28 @@ def test_help_imports_no_command(flag, tmp_path):
 def test_torch_keeps_memory_between_steps_unless_told_otherwise(monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", None)
     monkeypatch.setattr(cli, "app", lambda: None)
-    monkeypatch.setattr(os, "environ", {})
+    # glibc is told, too: this process goes on as it is
+    monkeypatch.setattr(os, "environ", {"GLIBC_TUNABLES": ""})
     for said in ("1000", "20"):
         with pytest.raises(SystemExit):
             cli.main()
-        assert os.environ == {"MIMALLOC_PURGE_DELAY": said}
+        assert os.environ["MIMALLOC_PURGE_DELAY"] == said
         os.environ["MIMALLOC_PURGE_DELAY"] = "20"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's malloc")
+@pytest.mark.parametrize("told", [{}, {"MALLOC_TRIM_THRESHOLD_": "100000"}])
+def test_freed_memory_is_kept_unless_told_otherwise(told):
+    """By the pages that 64 MB get from the system when as many have just been freed."""
+    code = (
+        "import resource; from fedmes.cli.app import keep_freed_memory\n"
+        "keep_freed_memory(); size = 2**26; b'x' * size\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt; b'x' * size\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())"
+    )
+    untold = {name: value for name, value in os.environ.items() if name not in cli.TOLD}
+    done = subprocess.run([sys.executable, "-c", code], env=untold | told, capture_output=True)
+    assert (int(done.stdout) < 2**20) == (not told)
 
 
 def test_the_list_of_commands_is_that_of_their_modules():

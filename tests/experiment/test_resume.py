@@ -269,7 +269,13 @@ def test_a_disk_that_fills_up_beside_the_next_round(stopped, tmp_path, monkeypat
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_how_to_go_on(number, status, tmp_path):
     out = tmp_path / "out"
-    slow = [*arguments("loop", "fedmes", out, {}), "--epochs", "15", "--set", "checkpoint.every=never"]
+    slow = [
+        *arguments("loop", "fedmes", out, {}),
+        "--epochs",
+        "15",
+        "--set",
+        "checkpoint.every=never",
+    ]
     program = Program(*slow, cwd=tmp_path)
     # the handler is there before
     until(lambda: (out / ".lock").exists() or program.ended(within=0) is not None, "the lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
@@ -20,6 +21,11 @@ from fedmes.version import __version__
 
 if TYPE_CHECKING:
     import click
+
+# of glibc's malloc.h, and the bytes that are kept
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT = 2**30
+TOLD = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
 
@@ -112,10 +118,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the sign gets a question mark
-    # On ARM, torch would give memory back to the system after 10 ms, and get it again in the next
-    # step: a sixth of a step's time. It reads this when it is imported.
-    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
+    keep_freed_memory()
     sys.exit(_status())
+
+
+def keep_freed_memory() -> None:
+    """Large tensors would go back to the system when they are freed, and the next step's would be
+    got anew, page by page: a sixth to a third of a step's time. What the environment says about
+    this stays."""
+    # torch's own allocator on ARM, which reads this when torch is imported
+    os.environ.setdefault("MIMALLOC_PURGE_DELAY", "1000")
+    if sys.platform == "linux" and TOLD.isdisjoint(os.environ):
+        library = ctypes.CDLL(None)
+        if hasattr(library, "mallopt"):  # musl has none
+            for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+                library.mallopt(parameter, KEPT)
 
 
 def _status() -> int:
