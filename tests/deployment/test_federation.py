@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
 from fedmes import config
-from fedmes.deployment import private, site
+from fedmes.deployment import local, private, site
 from fedmes.deployment.certificates import make_server
 from fedmes.deployment.local import Federation
 from fedmes.deployment.policy import Policy
@@ -59,10 +59,16 @@ def data_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def federation(sites, data_folder, tmp_path_factory):
-    with Federation(tmp_path_factory.mktemp("federation") / "flower", sites) as running:
-        yield running
-        supervisor = running.supervisor
-        assert len(supervisor.pids()) >= 4 and listening(running.port)
+    """Its sites start one after the other, each when the one before is connected."""
+    folder = tmp_path_factory.mktemp("federation") / "flower"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "AT_ONCE", 1)
+        with Federation(folder, sites) as running:
+            for k in (0, 1):
+                assert "SuperNode ID" in (running.log / f"site{k}.log").read_text()
+            yield running
+            supervisor = running.supervisor
+            assert len(supervisor.pids()) >= 4 and listening(running.port)
     assert supervisor.pids() == []
     assert not listening(running.port)
 

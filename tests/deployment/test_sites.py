@@ -212,25 +212,47 @@ def test_own_data_of_a_federation_is_a_folder(tmp_path, own_npz):
     assert not (tmp_path / "here").exists()
 
 
-@pytest.mark.flower
-def test_a_stream_that_breaks_off_is_not_the_end_of_a_run(tmp_path, monkeypatch):
-    """What `flwr ls` says counts; `flwr log` goes on from there."""
-    begun = []
+STREAM = ["log", "7", "federation", "--stream"]
 
-    def output(status):
-        return "Successfully started run 7\n" + json.dumps(
-            {"runs": [{"run-id": "7", "status": status}]}, indent=2
-        )
+
+def answer(content):
+    """What `flwr` prints of a run that was accepted, and its JSON."""
+    return "Successfully started run 7\n" + json.dumps(content, indent=2)
+
+
+def standing(status):
+    return answer({"runs": [{"run-id": "7", "status": status}]})
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize(
+    ("outputs", "end", "begun"),
+    [
+        # what `flwr ls` says counts; `flwr log` goes on from there
+        (["running", "running", "finished:completed"], "completed", [STREAM, STREAM]),
+        # it is asked again when there was no answer, or an error in place of one
+        (
+            ["running", "", "error", "finished:failed"],
+            "failed",
+            [STREAM, local.STATUS, local.STATUS],
+        ),
+        ([""] * (local.QUESTIONS + 1), "lost", [local.STATUS] * local.QUESTIONS),
+    ],
+    ids=["breaks off", "is busy", "never answers"],
+)
+def test_the_end_of_a_run_is_what_the_superlink_says(outputs, end, begun, tmp_path, monkeypatch):
+    texts = {"": "Successfully started run 7\n", "error": answer({"success": False})}
+    said = [texts.get(status) or standing(status) for status in outputs]
+    asked = []
 
     def begin(name, *commands):
-        begun.append(commands[0])
-        status = "running" if len(begun) < 2 else "finished:completed"
-        (federation.log / f"{name}.log").write_text(output(status))
+        asked.append(commands[0])
+        (federation.log / f"{name}.log").write_text(said.pop(0))
 
     federation = local.Federation(tmp_path, [])
     federation.log.mkdir()
     federation._supervisor = SimpleNamespace(alive=lambda name: name == "superlink")
     monkeypatch.setattr(federation, "_begin_flwr", begin)
-    (federation.log / "run0.log").write_text(output("running"))
-    assert federation.wait() == "completed"
-    assert begun == [["log", "7", "federation", "--stream"]] * 2
+    (federation.log / "run0.log").write_text(said.pop(0))
+    assert federation.wait() == end
+    assert (asked, said) == (begun, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -20,9 +21,15 @@ from fedmes.version import __version__
 
 # seconds a SuperLink may take to answer: a busy machine is slow, and a dead one is seen at once
 START_LIMIT = 600.0
+AT_ONCE = max(4, os.cpu_count() or 1)  # sites that start while others wait
+PATIENCE = 180.0  # seconds that others wait for them at most
+CONNECTED = b"SuperNode ID"  # in a SuperNode's log
 CONNECTIONS = 10_000  # that all sites may have, which share an address
 LOOKS = 5  # for messages, per second and all sites together; each is a write to a database
+TASK_LOOKS = 25  # for what has arrived, likewise; each takes 6 ms of a core
 STATUS = ["ls", "federation", "--limit", "1", "--format", "json"]
+QUESTIONS = 20  # to a SuperLink that is there and too busy to answer, each of which takes seconds
+LOST = "lost"
 UNDER_WAY = ("pending", "starting", "running")
 SETTINGS = {"OMP_NUM_THREADS": "1"}  # the sites share this machine
 FLWR_COMMANDS = Path(__file__).with_name("flwr_commands.py")
@@ -111,8 +118,7 @@ class Federation:
         self._supervisor = Supervisor(self.folder)
         self.start_superlink()
         self._register()
-        for k in range(len(self.sites)):
-            self._start_site(k)
+        self._start_sites()
 
     def start_superlink(self) -> None:
         """Start the SuperLink, also again with the database it had; wait until it answers."""
@@ -130,6 +136,19 @@ class Federation:
             self._meanwhile()
             time.sleep(0.05)
 
+    def _start_sites(self) -> None:
+        """A few at a time. A SuperNode that starts takes a core for seconds, and gives up after two
+        minutes in which the SuperLink, which shares the cores, has not answered."""
+        starting: list[Callable[[], bytes]] = []  # what each has said
+        for k in range(len(self.sites)):
+            until = time.monotonic() + PATIENCE
+            while len(starting) >= AT_ONCE and time.monotonic() < until:
+                self._meanwhile()
+                time.sleep(0.05)
+                starting = [said for said in starting if CONNECTED not in said()]
+            starting.append(_said(self.log / f"site{k}.log"))
+            self._start_site(k)
+
     def _start_site(self, k: int) -> None:
         arguments = site.supernode_arguments(
             self.sites[k], f"127.0.0.1:{self._port}", self._tls.authority
@@ -139,7 +158,7 @@ class Federation:
         hurry = {
             private.PAUSE: str(max(0.4, len(self.sites) / LOOKS)),
             # seconds; a new client process for each message waits for it
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(max(0.2, len(self.sites) / TASK_LOOKS)),
         }
         self._keep(f"site{k}", command, SETTINGS | hurry, restart=True)
 
@@ -159,6 +178,7 @@ class Federation:
         name = f"run{self._runs}"
         until = time.monotonic() + (timeout or float("inf"))
         accepted = False
+        unanswered = 0
         while True:
             while self.supervisor.alive(name):
                 if time.monotonic() > until:
@@ -166,7 +186,7 @@ class Federation:
                 self._meanwhile()
                 if not self.supervisor.alive("superlink"):
                     self.supervisor.kill(name)
-                    return "lost"
+                    return LOST
                 time.sleep(0.1)
             self._meanwhile()
             output = (self.log / f"{name}.log").read_text(errors="replace")
@@ -174,10 +194,15 @@ class Federation:
             if self.supervisor.alive("superlink") and not accepted:
                 raise self._failure("the run was not accepted", name)
             run, status = _run_status(output)
-            if status not in UNDER_WAY:
+            if status in UNDER_WAY:
+                # Its log has broken off, as it may on a busy machine: from the beginning once more.
+                unanswered = 0
+                self._begin_flwr(name, ["log", run, "federation", "--stream"], STATUS)
+            elif status == LOST and self.supervisor.alive("superlink") and unanswered < QUESTIONS:
+                unanswered += 1
+                self._begin_flwr(name, STATUS)
+            else:
                 return status
-            # Its log has broken off, as it may on a busy machine: from the beginning once more.
-            self._begin_flwr(name, ["log", run, "federation", "--stream"], STATUS)
 
     def run(self, timeout: float | None = None, **run_config: str | int | float | bool) -> str:
         self.submit(**run_config)
@@ -249,13 +274,21 @@ def _answers(path: Path) -> bool:
 
 
 def _run_status(log: str) -> tuple[str, str]:
-    """Number and status, from the JSON that `flwr ls` has printed at the end; without it, there was
-    no answer."""
-    start = log.rfind("\n{\n")
-    if start < 0:
-        return "", "lost"
-    run = json.loads(log[start:])["runs"][0]
+    """Number and status, from the JSON that `flwr ls` has printed at the end; without it, or if it
+    is an error, there was no answer."""
+    start = log.rfind("\n{\n") + 1
+    answer = json.loads(log[start:]) if log[start:].startswith("{\n") else {}
+    if not answer.get("runs"):
+        return "", LOST
+    run = answer["runs"][0]
     return str(run["run-id"]), str(run["status"]).removeprefix("finished:")
+
+
+def _said(log: Path) -> Callable[[], bytes]:
+    """What is written to it from now on."""
+    log.touch()
+    before = log.stat().st_size
+    return lambda: log.read_bytes()[before:]
 
 
 def _tail(path: Path) -> str:

@@ -129,6 +129,7 @@ class Supervisor:
         until = time.monotonic() + GRACE
         while any(process.poll() is None for process in living) and time.monotonic() < until:
             time.sleep(0.02)
+        _end(self.pids)  # all at once: they would take the cores from whoever ends them in turn
         for kept in self._kept.values():
             self._clear(kept)
 
