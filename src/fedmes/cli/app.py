@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     import click
 
 # of glibc's malloc.h, and the bytes that are kept
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 KEPT = 2**30
 TOLD = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
