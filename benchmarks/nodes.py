@@ -4,7 +4,7 @@ and seconds.
     python benchmarks/nodes.py [--clients 50] [--apart 50] [--rounds 1] [--model mlp]
 
 Both are whole federations on this machine: a SuperLink with TLS, SuperNodes with keys, and a
-process of Flower's for every message. A node of its own takes some 600 MB while it works, so
+process of Flower's for every message. A node of its own takes some 500 MB while it works, so
 `--apart N` gives only N clients one, and leaves the others out; if these are still slower than all
 clients on one node, all of them would be. What the one node has learned is compared with the
 simulation of all clients.
