@@ -93,6 +93,10 @@ def main() -> None:
         options = asked(apart, chosen.rounds, chosen.model)
         found.append(measured(root / "apart", options, None))
         show(found[1])
+        if apart == chosen.clients:
+            apart_by = difference(root / "apart", root / "one")
+            print(f"weights of all nodes: at most {apart_by:.1e} away from those of the one")
+            assert apart_by < NEAR
     print(f"one node is, in rounds, {ratio(found, 'rounds_s'):.1f} times faster than {apart} nodes")
     for what, name in (("messages", "messages"), ("rounds_s", "seconds in rounds")):
         each = ratio(found, what) * chosen.clients / apart

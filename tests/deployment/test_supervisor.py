@@ -67,6 +67,30 @@ def running(pid):
 
 @pytest.mark.slow
 @linux
+def test_a_process_and_its_session_give_way(tmp_path, supervisor):
+    """Both: among sessions, where Linux groups them, a process's own priority counts for nothing."""
+    groups = Path("/proc/self/autogroup")
+    before = groups.read_text() if groups.is_file() else ""
+
+    def group(pid):
+        return Path(f"/proc/{pid}/autogroup").read_text()
+
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]
+    for name, niceness in (("site", 10), ("server", 0)):
+        supervisor.keep(name, waits, tmp_path / name, os.environ, False, niceness)
+    (site,) = until(lambda: supervisor.pids("site"), "a site")
+    (server,) = until(lambda: supervisor.pids("server"), "a server")
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    until(lambda: os.getpriority(os.PRIO_PROCESS, site) == min(19, here + 10), "its priority")
+    assert os.getpriority(os.PRIO_PROCESS, server) == here
+    if before:
+        until(lambda: group(site).endswith("nice 10\n"), "its group")
+        assert group(server).endswith("nice 0\n")
+        assert groups.read_text() == before
+
+
+@pytest.mark.slow
+@linux
 def test_a_dead_process_is_started_again_and_its_children_are_not_left(tmp_path, supervisor):
     notes = tmp_path / "notes"
     supervisor.keep("a", [sys.executable, "-c", PARENT, str(notes)], tmp_path / "log", os.environ)

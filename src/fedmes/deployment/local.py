@@ -32,6 +32,10 @@ QUESTIONS = 20  # to a SuperLink that is there and too busy to answer, each of w
 LOST = "lost"
 UNDER_WAY = ("pending", "starting", "running")
 SETTINGS = {"OMP_NUM_THREADS": "1"}  # the sites share this machine
+# Sites leave the cores to the SuperLink and the server, for which all of them wait. Fifty that work
+# at the same time would keep a server for a minute from saying that it lives, and Flower gives a
+# run up then.
+NICENESS = 10
 FLWR_COMMANDS = Path(__file__).with_name("flwr_commands.py")
 APP = f"""[project]
 name = "fedmes-app"
@@ -160,7 +164,7 @@ class Federation:
             # seconds; a new client process for each message waits for it
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(max(0.2, len(self.sites) / TASK_LOOKS)),
         }
-        self._keep(f"site{k}", command, SETTINGS | hurry, restart=True)
+        self._keep(f"site{k}", command, SETTINGS | hurry, restart=True, niceness=NICENESS)
 
     def submit(self, **run_config: str | int | float | bool) -> None:
         """Begin a run of the app with these values in its run configuration."""
@@ -230,12 +234,18 @@ class Federation:
         return _tail(self.log / f"run{self._runs}.log")
 
     def _keep(
-        self, name: str, command: Sequence[str], settings: Mapping[str, str], restart: bool
+        self,
+        name: str,
+        command: Sequence[str],
+        settings: Mapping[str, str],
+        restart: bool,
+        niceness: int = 0,
     ) -> None:
         home = self.folder / "home" / name
         home.mkdir(exist_ok=True)
         environment = {**private.environment(home, private.socket_of(home)), **settings}
-        self.supervisor.keep(name, command, self.log / f"{name}.log", environment, restart)
+        log = self.log / f"{name}.log"
+        self.supervisor.keep(name, command, log, environment, restart, niceness)
 
     def _begin_flwr(self, name: str, *commands: Sequence[str]) -> None:
         log = self.log / f"{name}.log"

@@ -38,6 +38,7 @@ class Kept:
     log: Path
     environment: Mapping[str, str]
     restart: bool
+    niceness: int
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     started: float = 0.0
@@ -69,12 +70,14 @@ class Supervisor:
         log: Path,
         environment: Mapping[str, str],
         restart: bool = True,
+        niceness: int = 0,
     ) -> None:
         """Start a process; what is left of an earlier one of that name is ended first.
 
-        The output of it and its children is appended to `log`.
+        The output of it and its children is appended to `log`. `niceness`: how far they give way to
+        all other processes of the machine.
         """
-        kept = Kept(name, command, log, environment, restart)
+        kept = Kept(name, command, log, environment, restart, niceness)
 
         def begin() -> None:
             if name in self._kept:
@@ -163,7 +166,7 @@ class Supervisor:
     def _start(self, kept: Kept) -> None:
         with kept.log.open("ab") as log:
             kept.process = subprocess.Popen(
-                tied(kept.command),
+                tied(kept.command, kept.niceness),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -228,11 +231,13 @@ def _end(living: Callable[[], list[int]]) -> None:
         time.sleep(0.01)
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def tied(command: Sequence[str], niceness: int = 0) -> list[str]:
     """The command, to be ended, on Linux, when the thread that starts it has ended."""
-    if not LINUX:
-        return list(command)
-    return [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *command]
+    if LINUX:
+        return [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), str(niceness), *command]
+    if niceness:
+        return ["nice", "-n", str(niceness), *command]
+    return list(command)
 
 
 def _marked(mark: bytes) -> list[int]:
