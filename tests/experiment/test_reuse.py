@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 import fedmes
+from fedmes import config
 from fedmes.common import plugins
 from fedmes.common.files import sha256_of
 from fedmes.data import digits
 from fedmes.data.dataset import statistics
-from fedmes.errors import UserError
-from fedmes.experiment import made_from
+from fedmes.engines import capacity
+from fedmes.errors import Stopped, UserError
+from fedmes.experiment import made_from, runner
+from fedmes.experiment.prepare import prepare
 from fedmes.results import run_dir
+from helpers.tiny_runs import TINY
 
 METHOD = """
 from fedmes.methods import FedAvg
@@ -342,3 +346,21 @@ def test_the_text_of_two_files_of_one_name(tmp_path):
         file.write_text(MODEL.format(width=width))
     things = [plugins.resolve("model", f"{file}:Net", {}) for file in files]
     assert [plugins.source(thing) for thing in things] == [file.read_text() for file in files]
+
+
+def test_what_fits_in_memory_now_makes_no_other_run(tmp_path, monkeypatch):
+    """A run that was begun with four clients at a time is resumed with four, and reused, although
+    the device has room for another number of them by then."""
+    free = iter([4, 3, 2])
+    monkeypatch.setattr(capacity, "replicas_that_fit", lambda *parts: next(free))
+    asked = config.load(None, TINY | {"engine": "stacked", "clients": 4})
+    with pytest.raises(Stopped):
+        runner.execute(prepare(asked), tmp_path / "o", stop=lambda: True)
+    result = runner.execute(prepare(asked), tmp_path / "o", resume=True)
+    assert not result.reused
+    assert runner.execute(prepare(asked), tmp_path / "o").reused
+    assert run_dir.stored_config(tmp_path / "o")["engine"]["stack"] == 4
+
+    chosen = asked.with_({"engine.stack": 1})
+    assert runner.execute(prepare(chosen), tmp_path / "o").reused
+    assert prepare(chosen).config.engine.stack == 1

@@ -63,6 +63,7 @@ class Prepared:
     # further protocols under which the same training is evaluated
     protocols: Mapping[str, EvalProtocol] = field(default_factory=dict)
     made_from: Hashes = field(default_factory=dict)
+    what_fits: bool = False  # is engine.stack what fits in memory now, and nobody's choice?
 
 
 def prepare(
@@ -93,7 +94,8 @@ def prepare(
     federations = _federations(resolved, method, source, streams, initial, facts.views)
     rehearse(given, method, federations[0], source)
     capacity.check(method, federations, samples)
-    if resolved.engine.name == "stacked" and resolved.engine.stack is None:
+    what_fits = resolved.engine.name == "stacked" and resolved.engine.stack is None
+    if what_fits:
         replicas = capacity.replicas_that_fit(method, federations, samples)
         resolved = resolved.with_({"engine.stack": replicas})
     others = {}
@@ -103,7 +105,7 @@ def prepare(
             other, evaluated, _ = resolve(resolved.with_(options), facts, given)
             others[name] = EvalProtocol(other, evaluated)
     hashes = made_from(resolved, given, as_read, table) | frozen_hash(method)
-    return Prepared(resolved, source, federations, method, samples, others, hashes)
+    return Prepared(resolved, source, federations, method, samples, others, hashes, what_fits)
 
 
 def _facts(source: Source, streams: Sequence[Stream], rows: Ints) -> DataFacts:

@@ -160,11 +160,13 @@ def execute(
     save and end there. `state`: where to begin if the directory has no checkpoint. `grid`: Flower's
     connection to sites that run elsewhere. `again`: also if the run exists; its results stay until
     the new one is finished."""
+    directory = out or default_directory(prepared.config)
+    second = directory / run_dir.AGAIN
+    if not again:
+        prepared = _stack_as_begun(prepared, second if second.is_dir() else directory)
     config = prepared.config
-    directory = out or default_directory(config)
     # that it is not installed is said first
     flower = _flower(config, simulated=grid is None)
-    second = directory / run_dir.AGAIN
     if not again and not second.is_dir() and (result := _reused(prepared, directory)) is not None:
         return result
     disk_space.check(prepared, second if again or second.is_dir() else directory)
@@ -222,6 +224,15 @@ def _train_and_write(
     else:
         checkpoint.clear(place)
     return result
+
+
+def _stack_as_begun(prepared: Prepared, directory: Path) -> Prepared:
+    """With as many clients at a time as the run there began with, unless somebody has chosen: a
+    resumed run then adds up in the same order, whatever else is in memory now."""
+    there = configuration.dotted(run_dir.stored_config(directory) or {}).get("engine.stack")
+    if not prepared.what_fits or not isinstance(there, int):
+        return prepared
+    return replace(prepared, config=prepared.config.with_({"engine.stack": there}))
 
 
 def _reused(prepared: Prepared, directory: Path) -> Result | None:

@@ -30,8 +30,9 @@ from fedmes.results.rounds_csv import COUNTED
 
 # in the directory of a finished run: the same run once more, until that is finished too
 AGAIN = "again"
-# who follows a run, and by which keys its sites are known, changes nothing of what is computed
-NO_DIFFERENCE = ("output.tracker", "federation.keys")
+# who follows a run, by which keys its sites are known, and how many clients fit in memory at the
+# moment changes nothing of what is computed
+NO_DIFFERENCE = ("output.tracker", "federation.keys", "engine.stack")
 
 T = TypeVar("T")
 
