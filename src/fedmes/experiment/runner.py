@@ -162,14 +162,13 @@ def execute(
     the new one is finished."""
     directory = out or default_directory(prepared.config)
     second = directory / run_dir.AGAIN
-    if not again:
-        prepared = _stack_as_begun(prepared, second if second.is_dir() else directory)
+    begun = second if again or second.is_dir() else directory
+    prepared = _stack_as_begun(prepared, begun)
     config = prepared.config
-    # that it is not installed is said first
-    flower = _flower(config, simulated=grid is None)
+    flower = _flower(config, simulated=grid is None)  # said first: that it is not installed
     if not again and not second.is_dir() and (result := _reused(prepared, directory)) is not None:
         return result
-    disk_space.check(prepared, second if again or second.is_dir() else directory)
+    disk_space.check(prepared, begun)
 
     with working_in(directory, config):
         if (second / "result.json").is_file():  # it only has to take the first one's place
