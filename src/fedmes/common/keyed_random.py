@@ -26,13 +26,19 @@ def _digest(key: tuple[Key, ...]) -> bytes:
 
 def uniforms(shape: int | tuple[int, ...], *key: Key) -> Floats:
     """Uniform doubles in [0, 1), 53 bits each."""
-    count = np.arange(1, 1 + int(np.prod(shape, dtype=np.int64)), dtype=np.uint64)
-    start = np.uint64(int.from_bytes(_digest(key)[:8], "little"))
-    z = start + count * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    return ((z >> np.uint64(11)).astype(np.float64) * 2.0**-53).reshape(shape)
+    z = np.arange(1, 1 + int(np.prod(shape, dtype=np.int64)), dtype=np.uint64)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(int.from_bytes(_digest(key)[:8], "little"))
+    shifted = z >> np.uint64(30)
+    z ^= shifted
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
+    z >>= np.uint64(11)
+    numbers = z.astype(np.float64)
+    numbers *= 2.0**-53
+    return numbers.reshape(shape)
 
 
 def permutation(n: int, *key: Key) -> Ints:
