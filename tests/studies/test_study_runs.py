@@ -142,6 +142,15 @@ def test_learning_rates_are_chosen_alike_for_all_and_read_by_the_other_studies(t
     assert sgd.config.optim.lr == 0.05
 
 
+def test_a_method_that_is_not_declared_has_its_rates_chosen_like_all_others(tmp_path):
+    scope = Scope("lr", tmp_path, benchmarks=("split-cifar100",), methods=("knn-per",))
+    wanted = runs.wanted(scope)
+    chosen = [(trial.config.optim.lr, trial.config.seeds) for trial in wanted]
+    rates = (3e-4, 1e-3, 3e-3)
+    assert chosen == [(rate, [5]) for rate in rates] + [(rate, [6, 7]) for rate in rates]
+    assert {trial.config.method for trial in wanted} == {"knn-per"}
+
+
 @pytest.mark.slow
 def test_a_rate_is_as_good_as_its_worst_seed(tmp_path):
     """Of the seeds that all rates have: what one alone had in another seed does not count."""

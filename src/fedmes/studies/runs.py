@@ -95,8 +95,8 @@ def _chosen(study: Study, names: Sequence[str] | None) -> tuple[Line, ...]:
     lines: list[Line] = []
     for name in names:
         found = [line for line in study.lines if name in (line.label, line.method)]
-        if not found and study.any_method and name in METHODS:
-            found = [Line(name, name)]
+        if not found and study.lines_of is not None and name in METHODS:
+            found = [*study.lines_of(name)]
         if not found:
             raise unknown("method", name, _known_lines(study))
         lines += [line for line in found if line not in lines]
@@ -107,7 +107,7 @@ def _known_lines(study: Study) -> set[str]:
     known = set()
     for line in study.lines:
         known |= {line.label, line.method}
-    if study.any_method:
+    if study.lines_of is not None:
         known |= METHODS.keys()
     return known
 
