@@ -51,9 +51,16 @@ def test_engines_agree_with_and_without_the_cache(method, features_folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "trained", [{"model.train": "adapters", "model.rank": 1}, {"model.train": "last:1"}]
+    "trained",
+    [
+        {"model.train": "adapters", "model.rank": 1},
+        {"model.train": "last:1"},
+        {"model.train": "adapters", "model.rank": 1, "model.symmetry": "rotate:10"},
+        {"model.train": "last:1", "model.symmetry": "flip"},
+        {"model.train": "head", "model.symmetry": "flip"},
+    ],
 )
-def test_engines_agree_where_more_than_the_head_is_trained(trained):
+def test_engines_agree_whatever_is_trained(trained):
     loop, accuracy = scores("loop", **{"method": "fedmes"} | trained)
     stacked, other = scores("stacked", **{"method": "fedmes"} | trained)
     assert str(other) == str(accuracy)
@@ -121,9 +128,10 @@ def test_only_what_is_trained_is_kept_and_sent(tmp_path):
     assert {float(row.split(",")[up]) for row in rows[1:]} == {8 * (WIDTH * 10 + 10)}
 
 
-def test_a_client_predicts_images_as_it_was_scored(tmp_path):
+@pytest.mark.parametrize("seen", [{}, {"model.symmetry": "rotate:10"}])
+def test_a_client_predicts_images_as_it_was_scored(seen, tmp_path):
     """From images, through the whole network, what training saw as features."""
-    fedmes.run(model=Small, **TINY | {"method": "fedmes", "out": tmp_path / "run"})
+    fedmes.run(model=Small, **TINY | {"method": "fedmes", "out": tmp_path / "run"} | seen)
     client = load_client(tmp_path / "run/seed3/client0", model=Small)
     stored = np.load(tmp_path / "run/seed3/client0/memory.npz")
     assert stored["x"].dtype == np.uint8

@@ -21,7 +21,7 @@ WIDTH = 6
 class Small(Pretrained):
     """Two stages, the first of them with batch normalisation, and a head."""
 
-    def __init__(self, shape, classes, train="head", rank=8):
+    def __init__(self, shape, classes, train="head", rank=8, symmetry=None):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             first = nn.Sequential(
@@ -30,7 +30,7 @@ class Small(Pretrained):
             first[1].running_mean += torch.arange(4) / 10
             second = nn.Sequential(nn.Linear(4 * 4 * 4, WIDTH), nn.Tanh())
         body = Body([first, second], WIDTH, size=10, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
-        super().__init__(body, shape, classes, train, rank)
+        super().__init__(body, shape, classes, train, rank, symmetry=symmetry)
 
 
 def prepared(**options):

@@ -58,6 +58,17 @@ def test_levels_in_parts():
     assert module.head.in_features == 512 + 4 * (512 + 256)
 
 
+def test_an_image_seen_at_three_angles():
+    x = torch.rand(2, 3, 8, 8)
+    plain, rotated = (
+        maker("timm:resnet18")((3, 8, 8), 5, weights="none", size=32, symmetry=symmetry).eval()
+        for symmetry in (None, "rotate:10")
+    )
+    rotated.front[1][1].load_state_dict(plain.front[1].state_dict())
+    mean = torch.stack([plain.front(view) for view in rotated.front[0](x).unbind(1)]).mean(0)
+    torch.testing.assert_close(rotated.front(x), mean)
+
+
 def test_more_levels_than_there_are():
     with pytest.raises(UserError, match=r"model\.levels: 99, but timm:resnet18 has 6"):
         maker("timm:resnet18")((3, 8, 8), 5, weights="none", size=32, levels=99)

@@ -106,6 +106,13 @@ def test_a_frozen_front_and_adapters_leave_as_one_network(tmp_path):
     np.testing.assert_allclose(alone, client.predict(x).probabilities, rtol=0, atol=1e-6)
 
 
+def test_a_network_that_sees_images_rotated_leaves_with_its_rotations(tmp_path):
+    options = frozen_front.TINY | {"model.symmetry": "rotate:10", "method": "fedmes", "seeds": [3]}
+    fedmes.run(**options, model=frozen_front.Small, out=tmp_path / "run")
+    client = fedmes.load_client(tmp_path / "run/seed3/client0", model=frozen_front.Small)
+    assert export(client, tmp_path / "model.pt2") < 1e-6
+
+
 def test_safetensors_hold_every_value_and_say_what_they_are(digits_run, tmp_path):
     client = fedmes.load_client(digits_run / "seed0/client0")
     assert export(client, tmp_path / "model.safetensors") is None

@@ -24,6 +24,7 @@ class ModelKeys(TypedDict, total=False):
     levels: int | None
     grid: int | None
     random: int | None
+    symmetry: str | None
     cache: Literal["auto", "device", "host", "disk", "off"] | None
     views: int | None
 

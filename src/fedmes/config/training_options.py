@@ -77,6 +77,14 @@ class Model(Section):
         "take their place.",
         unset="none",
     )
+    symmetry: str | None = option(
+        None,
+        "what a pretrained network's features do not depend on: they are the mean over an image and "
+        "others that mean the same. `flip`: mirrored, for photographs; `rotate:DEGREES`: rotated by "
+        "so much to either side, for letters and the like. A network that is frozen sees two or "
+        "three times as many images, once.",
+        unset="none",
+    )
     cache: Literal["auto", "device", "host", "disk", "off"] | None = option(
         None,
         "where training reads the outputs of a network's frozen front. They are computed once per "
@@ -101,6 +109,16 @@ class Model(Section):
         if value is None or re.fullmatch(r"head|adapters|last:[1-9]\d*|all", value):
             return value
         raise ValueError("must be head, adapters, last:N or all")
+
+    @field_validator("symmetry")
+    @classmethod
+    def _symmetry(cls, value: str | None) -> str | None:
+        if value in (None, "flip"):
+            return value
+        kind, _, degrees = value.partition(":")
+        if kind == "rotate" and re.fullmatch(r"\d+(\.\d+)?", degrees) and 0 < float(degrees) < 180:
+            return value
+        raise ValueError("must be flip or rotate:DEGREES, such as rotate:10, below 180")
 
 
 class Memory(Section):

@@ -295,7 +295,7 @@ MODELS: dict[str, Make] = {
 }
 
 
-OPTIONS = ("width", "stem", "weights", "train", "rank", "size", "levels", "random")
+OPTIONS = ("width", "stem", "weights", "train", "rank", "size", "levels", "random", "symmetry")
 
 
 def maker(name: str) -> Make:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedmes.errors import UserError
 from fedmes.models.adapters import adapt, largest_rank
 from fedmes.models.efficientnet_lite import FEATURES, LEAST, EfficientNetLite0
+from fedmes.models.symmetries import with_views
 from fedmes.tensors import Tensors
 
 LENGTH = 10.0  # of a feature vector: a new head learns fastest where all have the same length
@@ -144,6 +145,7 @@ class Pretrained(nn.Module):
         train: str,
         rank: int,
         random: int | None = None,
+        symmetry: str | None = None,
     ) -> None:
         super().__init__()
         if len(shape) != 3 or shape[0] not in (1, 3):
@@ -151,9 +153,12 @@ class Pretrained(nn.Module):
                 f"a pretrained model takes images with 1 or 3 channels, not samples of {shape}"
             )
         frozen, trained = _divided(body.stages, train)
-        self.front = nn.Sequential(AsTrained(body.size, body.mean, body.std), *frozen)
-        self.front.requires_grad_(False)
-        self.rest = nn.Sequential(*trained, EqualLength())
+        front = nn.Sequential(AsTrained(body.size, body.mean, body.std), *frozen)
+        rest = nn.Sequential(*trained)
+        if symmetry is not None:
+            front, rest = with_views(front, rest, symmetry, shape)
+        self.front = front.requires_grad_(False)
+        self.rest = rest.append(EqualLength())
         if train == "adapters":
             _adapted(self.rest, rank)
         for layer in self.rest.modules():
@@ -220,6 +225,7 @@ class Lite0(Pretrained):
         size: int = input_size,
         levels: int | InParts = 1,
         random: int | None = None,
+        symmetry: str | None = None,
     ) -> None:
         if size < LEAST:
             raise UserError(f"model.size: lite0 needs {LEAST} pixels at least, not {size}")
@@ -233,7 +239,7 @@ class Lite0(Pretrained):
             body.load(read_weights(weights_path(weights)))
         half = [0.5, 0.5, 0.5]
         about = Body(*_with_levels(body, count, grid), size, mean=half, std=half)
-        super().__init__(about, shape, classes, train, rank, random)
+        super().__init__(about, shape, classes, train, rank, random, symmetry)
 
 
 def _with_levels(body: EfficientNetLite0, levels: int, grid: int) -> tuple[list[nn.Module], int]:

@@ -69,6 +69,7 @@ def maker(name: str) -> Callable[..., Pretrained]:
         size: int | None = None,
         levels: int | InParts = 1,
         random: int | None = None,
+        symmetry: str | None = None,
     ) -> Pretrained:
         count, grid = counted(levels, train)
         network = _network(timm, short, weights, size)
@@ -84,7 +85,7 @@ def maker(name: str) -> Callable[..., Pretrained]:
             about["std"],
         )
         whole = train if train in ("head", "adapters") else "all"
-        made = Pretrained(body, shape, classes, whole, rank, random)
+        made = Pretrained(body, shape, classes, whole, rank, random, symmetry)
         if train.startswith("last:"):
             _freeze_but_last(network, int(train.removeprefix("last:")), name)
         return made
