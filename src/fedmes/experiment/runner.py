@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -47,6 +49,8 @@ from fedmes.scenario.partition import in_short
 from fedmes.scenario.population import MANY
 from fedmes.scenario.stream import combined_sha256
 from fedmes.tensors import pick, put
+
+WRITERS = 8  # clients whose models are written at the same time
 
 
 def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[..., Any]]:
@@ -302,20 +306,37 @@ def _save_models(directory: Path, prepared: Prepared, engine: Engine, recorder: 
         client_dir.save_model(folder / "initial.safetensors", put("w", federation.initial))
         if pick(engine.server_state(s), "w"):
             client_dir.save_model(folder / "global.safetensors", engine.server_state(s))
+        _save_clients(folder, prepared, engine, recorder, s)
+
+
+def _save_clients(
+    folder: Path, prepared: Prepared, engine: Engine, recorder: Recorder, s: int
+) -> None:
+    """Those of the s-th seed, some at the same time: most of it is waiting for the disk."""
+    federation = prepared.federations[s]
+    frozen = not_stored(prepared.method, prepared.samples, federation.normalisation)
+    dataset = prepared.source.dataset
+    written: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(WRITERS) as writers:
         for k in federation.kept:
             if (predictor := engine.predictor(s, k)) is None:
                 continue  # only its site has it
-            about = (
-                config,
-                prepared.source.dataset,
+            write = partial(
+                client_dir.save_client,
+                folder / f"client{k}",
+                prepared.config,
+                dataset,
                 federation.normalisation,
                 federation.plans[k],
                 predictor,
+                frozen=frozen,
+                position=recorder.learned(s, k) if recorder.stopped else None,
             )
-            frozen = not_stored(prepared.method, prepared.samples, federation.normalisation)
-            position = recorder.learned(s, k) if recorder.stopped else None
-            place = folder / f"client{k}"
-            client_dir.save_client(place, *about, frozen=frozen, position=position)
+            if len(written) == WRITERS:  # no more models in memory than that
+                written.popleft().result()
+            written.append(writers.submit(write))
+        for each in written:
+            each.result()
 
 
 def _write_protocols(
