@@ -15,7 +15,7 @@ from fedmes.engines.client_data import Samples
 from fedmes.errors import UserError
 from fedmes.experiment import features
 from fedmes.models.features import front_outputs
-from fedmes.models.pretrained import Lite0
+from fedmes.models.pretrained import FeatureOptions, Lite0
 from helpers.frozen_front import TINY, WIDTH, clients, prepared, scores
 
 pytestmark = pytest.mark.usefixtures("unrehearsed")
@@ -86,7 +86,8 @@ def test_features_of_other_levels_are_other_features(features_folder):
     x = np.zeros((1, 8, 8, 3), np.uint8)
     widths = []
     for levels in (2, 3):
-        front = Lite0((3, 8, 8), 2, weights="none", size=32, levels=levels).front.eval()
+        made_of = FeatureOptions(levels)
+        front = Lite0((3, 8, 8), 2, "none", size=32, feature_options=made_of).front.eval()
         found = front_outputs(front, x, "same", features_folder, torch.float32)
         widths.append(len(found[0]))
     assert widths == [1280 + 320, 1280 + 320 + 192]

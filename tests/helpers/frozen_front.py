@@ -7,7 +7,7 @@ from fedmes import config
 from fedmes.engines.loop import LoopEngine
 from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.experiment.prepare import prepare
-from fedmes.models.pretrained import Body, Pretrained
+from fedmes.models.pretrained import ITS_OWN, Body, Pretrained
 
 TINY = {
     "benchmark": "synthetic", "data.image_size": 8, "synthetic.channels": 3, "clients": 2,
@@ -21,7 +21,7 @@ WIDTH = 6
 class Small(Pretrained):
     """Two stages, the first of them with batch normalisation, and a head."""
 
-    def __init__(self, shape, classes, train="head", rank=8, symmetry=None):
+    def __init__(self, shape, classes, train="head", rank=8, feature_options=ITS_OWN):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             first = nn.Sequential(
@@ -30,7 +30,7 @@ class Small(Pretrained):
             first[1].running_mean += torch.arange(4) / 10
             second = nn.Sequential(nn.Linear(4 * 4 * 4, WIDTH), nn.Tanh())
         body = Body([first, second], WIDTH, size=10, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.4])
-        super().__init__(body, shape, classes, train, rank, symmetry=symmetry)
+        super().__init__(body, shape, classes, train, rank, feature_options)
 
 
 def prepared(**options):

@@ -17,7 +17,7 @@ from fedmes.models.functional import Net
 from fedmes.models.pretrained import (
     AsTrained,
     Body,
-    InParts,
+    FeatureOptions,
     Lite0,
     Pretrained,
     by_parts,
@@ -28,9 +28,10 @@ from helpers.custom_tables import arrays
 SHAPE = (3, 16, 16)
 
 
-def lite0(train="head", **options):
-    torch.manual_seed(5)
-    return Lite0(SHAPE, 4, weights="none", train=train, size=32, **options)
+def lite0(train="head", rank=8, size=32, seed=5, **options):
+    torch.manual_seed(seed)
+    made_of = FeatureOptions(**options)
+    return Lite0(SHAPE, 4, "none", train, rank, size, made_of)
 
 
 def trained(module):
@@ -131,15 +132,14 @@ def test_a_level_is_pooled_in_parts():
     maps = torch.arange(32.0).reshape(1, 2, 4, 4)
     parts = torch.tensor([[2.5, 4.5, 10.5, 12.5, 18.5, 20.5, 26.5, 28.5]])
     torch.testing.assert_close(by_parts(maps, 2), parts / parts.norm())
-    network = Lite0(SHAPE, 4, weights="none", size=64, levels=InParts(3, 2))
+    network = lite0(size=64, levels=3, grid=2)
     features = network.features(network.front(torch.rand(2, *SHAPE)))
     assert features.shape == (2, 4 * (192 + 320) + 1280) == (2, network.head.in_features)
 
 
 def test_random_features_are_the_same_for_every_seed_and_nobody_trains_them():
     a = lite0(random=30)
-    torch.manual_seed(6)
-    b = Lite0(SHAPE, 4, weights="none", size=32, random=30)
+    b = lite0(random=30, seed=6)
     assert not torch.equal(a.head.weight, b.head.weight)
     x = torch.rand(2, *SHAPE)
     features = a.features(a.front(x))

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from fedmes.models.features import front_outputs
-from fedmes.models.pretrained import Lite0
+from fedmes.models.pretrained import FeatureOptions, Lite0
 from fedmes.models.symmetries import Mirrored, Rotated
 
 SHAPE = (3, 16, 16)
 
 
-def lite0(train="head", **options):
+def lite0(train="head", symmetry=None):
     torch.manual_seed(5)
-    return Lite0(SHAPE, 4, weights="none", train=train, size=32, **options).eval()
+    made_of = FeatureOptions(symmetry=symmetry)
+    return Lite0(SHAPE, 4, "none", train, size=32, feature_options=made_of).eval()
 
 
 def test_a_right_angle_to_either_side():

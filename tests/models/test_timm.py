@@ -1,6 +1,7 @@
 """Networks of timm, with random weights: nothing is downloaded."""
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 from fedmes.errors import UserError
 from fedmes.models.efficientnet_lite import EfficientNetLite0
 from fedmes.models.functional import Net
-from fedmes.models.pretrained import InParts
+from fedmes.models.pretrained import FeatureOptions
 from fedmes.models.timm_networks import maker
 from helpers.torchvision_operators import declared
 
@@ -45,7 +46,9 @@ def test_a_frozen_network_with_a_new_head(name):
     ],
 )
 def test_features_of_several_levels(name, width):
-    module = maker(f"timm:{name}")((3, 8, 8), 5, weights="none", size=32, levels=3)
+    module = maker(f"timm:{name}")(
+        (3, 8, 8), 5, weights="none", size=32, feature_options=FeatureOptions(3)
+    )
     assert module.head.in_features == width
     x = torch.rand(3, 3, 8, 8)
     net = Net(module, (3, 8, 8), 5, x)
@@ -54,24 +57,25 @@ def test_features_of_several_levels(name, width):
 
 def test_levels_in_parts():
     make = maker("timm:resnet18")
-    module = make((3, 8, 8), 5, weights="none", size=64, levels=InParts(3, 2))
+    module = make((3, 8, 8), 5, weights="none", size=64, feature_options=FeatureOptions(3, 2))
     assert module.head.in_features == 512 + 4 * (512 + 256)
 
 
 def test_an_image_seen_at_three_angles():
-    x = torch.rand(2, 3, 8, 8)
-    plain, rotated = (
-        maker("timm:resnet18")((3, 8, 8), 5, weights="none", size=32, symmetry=symmetry).eval()
-        for symmetry in (None, "rotate:10")
-    )
+    make = partial(maker("timm:resnet18"), (3, 8, 8), 5, weights="none", size=32)
+    plain = make().eval()
+    rotated = make(feature_options=FeatureOptions(symmetry="rotate:10")).eval()
     rotated.front[1][1].load_state_dict(plain.front[1].state_dict())
+    x = torch.rand(2, 3, 8, 8)
     mean = torch.stack([plain.front(view) for view in rotated.front[0](x).unbind(1)]).mean(0)
     torch.testing.assert_close(rotated.front(x), mean)
 
 
 def test_more_levels_than_there_are():
     with pytest.raises(UserError, match=r"model\.levels: 99, but timm:resnet18 has 6"):
-        maker("timm:resnet18")((3, 8, 8), 5, weights="none", size=32, levels=99)
+        maker("timm:resnet18")(
+            (3, 8, 8), 5, weights="none", size=32, feature_options=FeatureOptions(99)
+        )
 
 
 def test_mean_and_size_are_the_networks_own(timm):

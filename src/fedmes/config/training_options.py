@@ -79,10 +79,10 @@ class Model(Section):
     )
     symmetry: str | None = option(
         None,
-        "what a pretrained network's features do not depend on: they are the mean over an image and "
-        "others that mean the same. `flip`: mirrored, for photographs; `rotate:DEGREES`: rotated by "
-        "so much to either side, for letters and the like. A network that is frozen sees two or "
-        "three times as many images, once.",
+        "what a pretrained network's features do not depend on: they are the mean over an image "
+        "and others that mean the same. `flip`: mirrored, for photographs; `rotate:DEGREES`: "
+        "rotated by so much to either side, for letters and the like. A network that is frozen "
+        "sees two or three times as many images, once.",
         unset="none",
     )
     cache: Literal["auto", "device", "host", "disk", "off"] | None = option(

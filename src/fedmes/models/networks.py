@@ -16,7 +16,7 @@ from fedmes.common import limits, plugins
 from fedmes.errors import UserError, first_line
 from fedmes.models import timm_networks
 from fedmes.models.network import Network
-from fedmes.models.pretrained import InParts, Lite0
+from fedmes.models.pretrained import FeatureOptions, Lite0
 from fedmes.models.sequences import CNN1D, Text
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ MODELS: dict[str, Make] = {
 }
 
 
-OPTIONS = ("width", "stem", "weights", "train", "rank", "size", "levels", "random", "symmetry")
+OPTIONS = ("width", "stem", "weights", "train", "rank", "size")
 
 
 def maker(name: str) -> Make:
@@ -315,8 +315,8 @@ def options(config: Config) -> dict[str, Any]:
     model = config.model
     given: dict[str, Any] = {name: getattr(model, name) for name in OPTIONS}
     given["dropout"] = model.dropout or None
-    if model.grid is not None:
-        given["levels"] = InParts(model.levels or 1, model.grid)
+    made_of = {name: getattr(model, name) for name in FeatureOptions._fields}
+    given["feature_options"] = FeatureOptions.given(**made_of)
     if config.knn.features != "fc":
         given["features"] = config.knn.features
     return {name: value for name, value in given.items() if value is not None}
@@ -365,6 +365,14 @@ def _check_size(factory: Make, name: str, *arguments: Any) -> None:
     limits.check_memory(4.0 * weights, f"model {name}")
 
 
+def _called(option: str, value: Any) -> str:
+    """The name by which an option, or the first of several, was given."""
+    if not isinstance(value, FeatureOptions):
+        return option
+    asked = zip(FeatureOptions._fields, value, FeatureOptions(), strict=True)
+    return next((name for name, mine, default in asked if mine != default), "levels")
+
+
 def _call(
     name: str,
     factory: Callable[..., Any],
@@ -379,7 +387,7 @@ def _call(
             if option not in signature.parameters:
                 if option == "features":
                     _refuse_other_than(("fc",), options[option], name)
-                raise UserError(f"model {name} has no option '{option}'")
+                raise UserError(f"model {name} has no option '{_called(option, options[option])}'")
     try:
         signature.bind(shape, classes, **options)
     except TypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -63,11 +63,34 @@ class EqualLength(nn.Module):
         return x * (LENGTH / length.clamp(min=1e-12))
 
 
-class InParts(NamedTuple):
-    """`model.levels` and `model.grid`."""
+class FeatureOptions(NamedTuple):
+    """What a network's features are made of: `model.levels` and so on."""
 
-    levels: int
-    grid: int
+    levels: int = 1
+    grid: int = 1
+    random: int | None = None
+    symmetry: str | None = None
+
+    @classmethod
+    def given(cls, **options: Any) -> FeatureOptions | None:
+        """None where nothing has a value."""
+        found = {name: value for name, value in options.items() if value is not None}
+        return cls(**found) if found else None
+
+    def check(self, train: str) -> None:
+        """Refuse what does not go together."""
+        if self.grid > 1 and self.levels == 1:
+            raise UserError(
+                f"model.grid: {self.grid}, but it is for levels before the last: model.levels=2"
+            )
+        if train.startswith("last:") and self.levels > 1:
+            raise UserError(
+                f"model.levels: {self.levels}, but model.train={train} takes the features of the "
+                "last level"
+            )
+
+
+ITS_OWN = FeatureOptions()
 
 
 class Levels(nn.Module):
@@ -144,8 +167,7 @@ class Pretrained(nn.Module):
         classes: int,
         train: str,
         rank: int,
-        random: int | None = None,
-        symmetry: str | None = None,
+        options: FeatureOptions = ITS_OWN,
     ) -> None:
         super().__init__()
         if len(shape) != 3 or shape[0] not in (1, 3):
@@ -155,8 +177,8 @@ class Pretrained(nn.Module):
         frozen, trained = _divided(body.stages, train)
         front = nn.Sequential(AsTrained(body.size, body.mean, body.std), *frozen)
         rest = nn.Sequential(*trained)
-        if symmetry is not None:
-            front, rest = with_views(front, rest, symmetry, shape)
+        if options.symmetry is not None:
+            front, rest = with_views(front, rest, options.symmetry, shape)
         self.front = front.requires_grad_(False)
         self.rest = rest.append(EqualLength())
         if train == "adapters":
@@ -167,9 +189,9 @@ class Pretrained(nn.Module):
         _channels_last(self.front)
         _channels_last(self.rest)
         width = body.width
-        if random is not None:
-            self.rest.append(RandomFeatures(width, random))
-            width = random
+        if options.random is not None:
+            self.rest.append(RandomFeatures(width, options.random))
+            width = options.random
         self.head = nn.Linear(width, classes)
 
     def features(self, x: Tensor) -> Tensor:
@@ -223,13 +245,11 @@ class Lite0(Pretrained):
         train: str = "head",
         rank: int = 8,
         size: int = input_size,
-        levels: int | InParts = 1,
-        random: int | None = None,
-        symmetry: str | None = None,
+        feature_options: FeatureOptions = ITS_OWN,
     ) -> None:
         if size < LEAST:
             raise UserError(f"model.size: lite0 needs {LEAST} pixels at least, not {size}")
-        count, grid = counted(levels, train)
+        feature_options.check(train)
         body = EfficientNetLite0()
         if weights == "none":
             with torch.random.fork_rng(devices=[]):
@@ -238,34 +258,21 @@ class Lite0(Pretrained):
         else:
             body.load(read_weights(weights_path(weights)))
         half = [0.5, 0.5, 0.5]
-        about = Body(*_with_levels(body, count, grid), size, mean=half, std=half)
-        super().__init__(about, shape, classes, train, rank, random, symmetry)
+        about = Body(*_with_levels(body, feature_options), size, mean=half, std=half)
+        super().__init__(about, shape, classes, train, rank, feature_options)
 
 
-def _with_levels(body: EfficientNetLite0, levels: int, grid: int) -> tuple[list[nn.Module], int]:
+def _with_levels(body: EfficientNetLite0, options: FeatureOptions) -> tuple[list[nn.Module], int]:
     """Stages and the width of the features."""
+    levels = options.levels
     if levels == 1:
         return body.stages(), FEATURES
     there = body.levels()
     if levels > len(there) + 1:
         raise UserError(f"model.levels: {levels}, but lite0 has {len(there) + 1}")
     taken = there[1 - levels :]
-    width = FEATURES + grid**2 * sum(channels for _, channels in taken)
-    return [Levels(body.stages(), [place for place, _ in taken], grid)], width
-
-
-def counted(levels: int | InParts, train: str) -> InParts:
-    """Of how many levels the features are, and in how many rows and columns of parts."""
-    if isinstance(levels, int):
-        levels = InParts(levels, 1)
-    count, grid = levels
-    if grid > 1 and count == 1:
-        raise UserError(f"model.grid: {grid}, but it is for levels before the last: model.levels=2")
-    if train.startswith("last:") and count > 1:
-        raise UserError(
-            f"model.levels: {count}, but model.train={train} takes the features of the last level"
-        )
-    return levels
+    width = FEATURES + options.grid**2 * sum(channels for _, channels in taken)
+    return [Levels(body.stages(), [place for place, _ in taken], options.grid)], width
 
 
 def _draw_again(layer: nn.Module) -> None:

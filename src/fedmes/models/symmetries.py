@@ -1,4 +1,4 @@
-"""Features that are alike for images that mean the same: the mean over several views of an image."""
+"""Features that are alike for images that mean the same: their mean over views of an image."""
 
 from __future__ import annotations
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from fedmes.errors import UserError, first_line
 from fedmes.models.pretrained import (
+    ITS_OWN,
     Body,
-    InParts,
+    FeatureOptions,
     Pretrained,
     by_parts,
-    counted,
     few,
     read_weights,
 )
@@ -67,25 +67,23 @@ def maker(name: str) -> Callable[..., Pretrained]:
         train: str = "head",
         rank: int = 8,
         size: int | None = None,
-        levels: int | InParts = 1,
-        random: int | None = None,
-        symmetry: str | None = None,
+        feature_options: FeatureOptions = ITS_OWN,
     ) -> Pretrained:
-        count, grid = counted(levels, train)
+        feature_options.check(train)
         network = _network(timm, short, weights, size)
         network = timm.layers.freeze_batch_norm_2d(network)
         about = network.pretrained_cfg
         _refuse_size(network, size or about["input_size"][-1], name)
-        features = Features(network, count, grid)
+        features = Features(network, feature_options.levels, feature_options.grid)
         body = Body(
             [features],
-            _width(features, count, size or about["input_size"][-1], name),
+            _width(features, feature_options.levels, size or about["input_size"][-1], name),
             size or about["input_size"][-1],
             about["mean"],
             about["std"],
         )
         whole = train if train in ("head", "adapters") else "all"
-        made = Pretrained(body, shape, classes, whole, rank, random, symmetry)
+        made = Pretrained(body, shape, classes, whole, rank, feature_options)
         if train.startswith("last:"):
             _freeze_but_last(network, int(train.removeprefix("last:")), name)
         return made
