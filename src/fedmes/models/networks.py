@@ -295,7 +295,7 @@ MODELS: dict[str, Make] = {
 }
 
 
-OPTIONS = ("width", "stem", "weights", "train", "rank", "size")
+OPTIONS = ("width", "stem", "weights", "train", "rank", "size", *FeatureOptions._fields)
 
 
 def maker(name: str) -> Make:
@@ -315,8 +315,6 @@ def options(config: Config) -> dict[str, Any]:
     model = config.model
     given: dict[str, Any] = {name: getattr(model, name) for name in OPTIONS}
     given["dropout"] = model.dropout or None
-    made_of = {name: getattr(model, name) for name in FeatureOptions._fields}
-    given["feature_options"] = FeatureOptions.given(**made_of)
     if config.knn.features != "fc":
         given["features"] = config.knn.features
     return {name: value for name, value in given.items() if value is not None}
@@ -365,12 +363,11 @@ def _check_size(factory: Make, name: str, *arguments: Any) -> None:
     limits.check_memory(4.0 * weights, f"model {name}")
 
 
-def _called(option: str, value: Any) -> str:
-    """The name by which an option, or the first of several, was given."""
-    if not isinstance(value, FeatureOptions):
-        return option
-    asked = zip(FeatureOptions._fields, value, FeatureOptions(), strict=True)
-    return next((name for name, mine, default in asked if mine != default), "levels")
+def _grouped(options: dict[str, Any]) -> dict[str, Any]:
+    """What features are made of, as one option."""
+    made_of = {name: options[name] for name in FeatureOptions._fields if name in options}
+    others = {name: value for name, value in options.items() if name not in made_of}
+    return others | {"feature_options": FeatureOptions(**made_of)}
 
 
 def _call(
@@ -382,12 +379,14 @@ def _call(
 ) -> Any:
     """Refuse options that the network does not take, before it is made."""
     signature = inspect.signature(factory)
+    if "feature_options" in signature.parameters:
+        options = _grouped(options)
     if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
         for option in options:
             if option not in signature.parameters:
                 if option == "features":
                     _refuse_other_than(("fc",), options[option], name)
-                raise UserError(f"model {name} has no option '{_called(option, options[option])}'")
+                raise UserError(f"model {name} has no option '{option}'")
     try:
         signature.bind(shape, classes, **options)
     except TypeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -70,12 +70,6 @@ class FeatureOptions(NamedTuple):
     grid: int = 1
     random: int | None = None
     symmetry: str | None = None
-
-    @classmethod
-    def given(cls, **options: Any) -> FeatureOptions | None:
-        """None where nothing has a value."""
-        found = {name: value for name, value in options.items() if value is not None}
-        return cls(**found) if found else None
 
     def check(self, train: str) -> None:
         """Refuse what does not go together."""
