@@ -165,6 +165,19 @@ def test_rows_come_back_as_they_were(monkeypatch, room, writers):
         assert torch.equal(t, entries(1, 6, 8, 4, 5)[name])
 
 
+@pytest.mark.parametrize("left", [0, 500])
+def test_what_the_engine_works_in_is_left_to_it(monkeypatch, left):
+    monkeypatch.setattr(limits, "free_memory", lambda: store.RESERVED + 500)
+    monkeypatch.setattr(store, "SLAB", 300)
+    opened = []
+    make = store.tempfile.NamedTemporaryFile
+    noted = lambda **options: opened.append(options) or make(**options)  # noqa: E731
+    monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", noted)
+    kept = ClientStore({name: t[0] for name, t in entries(0).items()}, left=left)
+    kept.write([(0, 0)], kept.packing.pack(entries(1)))
+    assert bool(opened) == (left > 0)
+
+
 def test_who_reads_or_writes_waits_for_rows_on_their_way(monkeypatch):
     kept = ClientStore({name: t[0] for name, t in entries(0).items()})
     kept.write([(0, 0)], kept.packing.pack(entries(1)))

@@ -19,6 +19,7 @@ from fedmes.engines.capacity import (
     clients_side_by_side,
     clients_worked_on,
     replicas_that_fit,
+    working_memory,
 )
 from fedmes.engines.client_data import Samples
 from fedmes.engines.stacked import evaluation, seats
@@ -293,6 +294,8 @@ def test_activations_are_counted_without_the_weights():
     assert clients_worked_on(prepared.method) > 1e6
     prepared.method.workspace = int(1.5e9)  # of two clients it fits in 4 GB
     assert clients_worked_on(prepared.method) == 2
+    for seeds, each, together in ((1, 1, 1), (1, 9, 2), (5, 9, 5)):
+        assert working_memory(prepared.method, seeds, each) == together * int(1.5e9)
 
 
 def test_counting_activations_leaves_nothing_behind(monkeypatch):

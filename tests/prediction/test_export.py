@@ -113,6 +113,16 @@ def test_a_network_that_sees_images_rotated_leaves_with_its_rotations(tmp_path):
     assert export(client, tmp_path / "model.pt2") < 1e-6
 
 
+def test_what_onnxruntime_cannot_compute_leaves_no_file(tmp_path):
+    """It resizes no images of 64 bits."""
+    pytest.importorskip("onnxscript")
+    fedmes.run(**frozen_front.TINY, method="fedavg", model=frozen_front.Small, out=tmp_path / "run")
+    client = fedmes.load_client(tmp_path / "run/seed3/client0", model=frozen_front.Small)
+    with pytest.raises(UserError, match=r"onnxruntime cannot compute this network .*Resize"):
+        export(client, tmp_path / "model.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_safetensors_hold_every_value_and_say_what_they_are(digits_run, tmp_path):
     client = fedmes.load_client(digits_run / "seed0/client0")
     assert export(client, tmp_path / "model.safetensors") is None

@@ -141,6 +141,12 @@ def clients_worked_on(method: Method) -> int:
     return max(1, int(SOLVED // max(1, method.workspace)))
 
 
+def working_memory(method: Method, seeds: int, seats: int) -> int:
+    """Bytes that it takes to work with the sums of so many clients at the same time."""
+    together = max(seeds, min(clients_worked_on(method), seeds * seats))
+    return together * method.workspace
+
+
 def _activations(net: Net, samples: Samples) -> list[int]:
     """The bytes of each layer that one sample leaves behind: what a further one adds, because a
     layer also keeps its weights, and in bf16 a copy of them."""

@@ -88,8 +88,14 @@ def _write_onnx(module: Standalone, x: Tensor, about: dict[str, str], path: Path
         assert value.shape is not None
         value.shape[0] = COUNT
     program.save(path, external_data=False)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    answer: Floats = session.run([OUTPUT], {INPUT: x.numpy()})[0]
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        answer: Floats = session.run([OUTPUT], {INPUT: x.numpy()})[0]
+    except Exception as error:  # its own have no common class
+        raise UserError(
+            f"onnxruntime cannot compute this network ({first_line(error)}); "
+            "a file that ends in .pt2 has it for torch"
+        ) from None
     return answer
 
 

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmes.engines.capacity import clients_side_by_side, clients_worked_on
+from fedmes.engines.capacity import (
+    clients_side_by_side,
+    clients_worked_on,
+    working_memory,
+)
 from fedmes.engines.client_data import IDLE
 from fedmes.engines.stacked.batches import TOGETHER, Batches, Grid, each, groups
 from fedmes.engines.stacked.lanes import Clients, over
@@ -68,7 +72,7 @@ class Seats:
         methods = (method, *evaluated)
         self.lasting = list(filter(partial(_lasts, methods), state))
         like = {name: state[name][0, 0] for name in self.lasting}
-        self.store = ClientStore(like, pin=batches.device.type == "cuda")
+        self.store = ClientStore(like, pin=batches.device.type == "cuda", left=self._left(seeds))
         # Entries whose place a seed's clients share: it has what all of them begin a round with.
         # Later, each client's own are where it trains (lanes.py).
         self.shared = self._needed_in_steps_only(Clients(state, server, ctx, ctx.client))
@@ -77,6 +81,12 @@ class Seats:
         self.clients = Clients(state, server, ctx, seat)
         self.numbers = torch.empty_like(seat)  # of the clients; of nobody, one more than the last
         self._number()
+
+    def _left(self, seeds: int) -> int:
+        """What the method works in, of the memory in which the store lies."""
+        if self.batches.device.type != "cpu":
+            return 0
+        return working_memory(self.method, seeds, self.rota.seats)
 
     def take(self, wave: Grid, fetched: Fetched | None = None) -> None:
         """These clients come, others go."""

@@ -33,11 +33,13 @@ WRITERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # threads
 class ClientStore:
     """Rows by (seed, client)."""
 
-    def __init__(self, like: Tensors, pin: bool = False) -> None:
-        """`like`: the entries of one client; `pin`: for a GPU that copies them."""
+    def __init__(self, like: Tensors, pin: bool = False, left: int = 0) -> None:
+        """`like`: the entries of one client; `pin`: for a GPU that copies them; `left`: bytes of
+        memory that are left to the engine, too."""
         self.packing = Packing(like)
         self.width = self.packing.width
         self._pin = pin
+        self._left = RESERVED + left
         self._per_slab = max(1, SLAB // max(1, self.width))
         self._slabs: list[Tensor] = []
         self._number: dict[Key, int] = {}
@@ -99,7 +101,7 @@ class ClientStore:
     def _reserve(self, rows: int) -> None:
         """Room for so many."""
         size = self._per_slab * self.width
-        free = limits.free_memory() - RESERVED  # what is reserved looks free until it is written
+        free = limits.free_memory() - self._left  # what is reserved looks free until it is written
         for _ in range(len(self._slabs) * self._per_slab, rows, self._per_slab):
             free -= size
             in_memory = not size or free > 0
