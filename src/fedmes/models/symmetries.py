@@ -13,7 +13,7 @@ class Rotated(nn.Module):
     """Images [B, C, H, W] as they are and turned by so many degrees to either side, [B, 3, ...].
     What comes in from outside repeats the edge."""
 
-    grids: Tensor
+    turns: Tensor
 
     def __init__(self, degrees: float, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -25,18 +25,18 @@ class Rotated(nn.Module):
             across = math.sin(angle) * height / width
             down = math.sin(angle) * width / height
             turns.append([[math.cos(angle), -across, 0.0], [down, math.cos(angle), 0.0]])
-        size = [2, 1, height, width]
-        grids = F.affine_grid(torch.tensor(turns), size, align_corners=False)
-        self.register_buffer("grids", grids, persistent=False)
+        self.register_buffer("turns", torch.tensor(turns), persistent=False)
 
     def extra_repr(self) -> str:
         return f"degrees={self.degrees}"  # features in a file are known by it
 
     def forward(self, x: Tensor) -> Tensor:
+        # places are computed anew: in bf16 they would be off by a fifth of a pixel of 224
         exact = torch.promote_types(x.dtype, torch.float32)
         pixels = x.to(exact)
+        size = [len(self.turns), 1, *x.shape[-2:]]
         views = [pixels]
-        for grid in self.grids.to(exact):
+        for grid in F.affine_grid(self.turns.to(exact), size, align_corners=False):
             each = grid.expand(x.shape[0], *grid.shape)
             views.append(F.grid_sample(pixels, each, padding_mode="border", align_corners=False))
         return torch.stack(views, dim=1).to(x.dtype)
