@@ -1,10 +1,9 @@
-"""What small versions of the benchmarks left open about FedMeS+, to be run at full size.
+"""Variants of FedMeS+ that docs/beyond.md measured and that did not help.
 
     fedmes run --benchmark split-cifar100 --seeds 5,6,7 --set engine.precision=bf16 \\
-        --method benchmarks/fedmes_plus_open_ends.py:WeakPull
+        --method benchmarks/fedmes_plus_open_ends.py:LongTeacher
 
-and likewise LongTeacher and AloneAtFirst, beside `--method fedmes-plus` on the same seeds.
-docs/beyond.md says what they brought on small versions.
+and likewise AloneAtFirst, beside `--method fedmes-plus` on the same seeds.
 """
 
 from __future__ import annotations
@@ -14,28 +13,6 @@ import torch
 from fedmes.methods.base import Batch, ClientContext
 from fedmes.methods.fedmes_plus import FedMeSPlus
 from fedmes.tensors import Tensors, pick, put
-
-
-class WeakPull(FedMeSPlus):
-    """FedMeS+ with a weak pull towards the received model."""
-
-    pull = 0.01
-    round_only = (*FedMeSPlus.round_only, "received")
-
-    def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
-        return super().init(params, ctx) | put("received", params)
-
-    def begin_round(
-        self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
-    ) -> Tensors:
-        begun = super().begin_round(state, broadcast, sums, ctx)
-        return begun | put("received", pick(broadcast, "w"))
-
-    def move(self, state: Tensors, direction: Tensors, ctx: ClientContext) -> Tensors:
-        w = pick(state, "w")
-        received = pick(state, "received")
-        pulled = {n: g + self.pull * (w[n] - received[n]) for n, g in direction.items()}
-        return super().move(state, pulled, ctx)
 
 
 class LongTeacher(FedMeSPlus):

@@ -64,6 +64,7 @@ class Changed(FedMeSPlus):
         {"model.train": "last:1"},
         {"privacy.sample_clip": 1.0},
         {"faults.attackers": 0.5, "faults.attack": "label-flip"},
+        {"fedmesplus.pull": 0.1},
         {"method": "fedavg"},
     ],
     ids=str,

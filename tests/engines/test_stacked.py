@@ -159,6 +159,7 @@ def test_lanes_change_nothing(threads):
             "data.image_size": 8,
             "synthetic.channels": 3,
         },
+        {"method": "fedmes-plus", "fedmesplus.pull": 0.1},
         {"method": "knn-per", "knnper.store": "all", "knn.theta": "tuned"},
         {"model": "linear", "model.width": None, "model.dropout": 0.0},
         {

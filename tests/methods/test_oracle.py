@@ -294,6 +294,7 @@ ON_OWN_DATA = [
     ("fedweit", {"fedweit": {"retroactive": True, "l1": 0.02, "l2": 3}}),
     ("fedweit", {"fedweit": {"sparsity": 0.6, "wd": 0.05, "l2": 3}, "eval": {"model": "global"}}),
     ("fedmes-plus", {"fedmesplus": {"balance": 0, "teach": 2.5}, "eval": {"model": "global"}}),
+    ("fedmes-plus", {"fedmesplus": {"pull": 0.3}, "optim": ADAM}),
     (
         "fedmes-plus",
         {"fedmesplus": {"teach": 0}, "memory": {"size": 7, "policy": "fifo"}, "optim": ADAM},

@@ -57,7 +57,9 @@ class FedMeSPlus(FedAvg):
                 + options.teach * distillation(taught, now, state.known, 2.0)
             )
 
-        return gradient(loss, state.w)
+        g, value = gradient(loss, state.w)
+        far = {name: state.w[name] - self.server[name] for name in g}
+        return {name: g[name] + options.pull * far[name] for name in g}, value
 
     def shown(self, x, key):
         """Images move by up to an eighth of their size, edges go on; and are mirrored or not."""

@@ -156,6 +156,7 @@ class FedmesplusKeys(TypedDict, total=False):
 
     balance: float | None
     teach: float
+    pull: float
     augment: Literal["none", "shift", "flip"] | None
 
 

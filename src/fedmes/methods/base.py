@@ -106,7 +106,7 @@ class Method:
     round_only: ClassVar[tuple[str, ...]] = ()
     # how the names of entries end whose first axis is classes, where a step neither reads nor
     # changes what belongs to a class that the client has not met, and reads no broadcast
-    by_class: ClassVar[tuple[str, ...]] = ()
+    by_class: tuple[str, ...] = ()
     # does it keep sums in float64, which not every device has?
     exact_sums: ClassVar[bool] = False
     # bytes that `measure` or `build_predictor` works with for one client, if they are many

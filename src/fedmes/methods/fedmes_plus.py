@@ -39,7 +39,7 @@ class FedMeSPlus(Taught):
     Options = FedmesplusOptions
     store = "memory"
     sample_gradients = (1, 1)
-    by_class = ("head.weight", "head.bias", "past.seen")
+    by_class: tuple[str, ...] = ("head.weight", "head.bias", "past.seen")
     policy: ClassVar[str] = "balanced"
     average: ClassVar[str] = "uniform"
     eval_model = "halfway"
@@ -50,6 +50,8 @@ class FedMeSPlus(Taught):
         if self.options.balance is None:
             self.balance = default_balance(net, config)
         self.resolved_options = {"fedmesplus.balance": self.balance}
+        if self.options.pull:
+            self.by_class = ()  # a step reads what was broadcast
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
@@ -73,6 +75,9 @@ class FedMeSPlus(Taught):
         else:
             moved = batch._replace(x=x), mem._replace(x=old)
             g, value = self.clipped_gradient(state, *moved, taught, prior, ctx.key)
+        if pull := self.options.pull:
+            received = pick(broadcast, "w")
+            g = {name: g[name] + pull * (w[name] - received[name]) for name in g}
         return self.descend(state, g, value, ctx)
 
     def clipped_gradient(
