@@ -24,7 +24,7 @@ INTRO = """\
 `tests/studies/test_leaderboard.py` compares both. In the rendered documentation a click on a head sorts.
 
 * Acc: the mean accuracy on the tasks so far, over all tasks and clients (the paper's `Acc_ALL`); final: the same after
-  the last task; FR: how much is forgotten. Each with its standard deviation over seeds.
+  the last task; FR: how much is forgotten. Each with its standard deviation over seeds, where there are several.
 * Without a task id all classes met so far are candidates, with it those of the task.
 * MB: what all clients of a seed send and receive. Seconds: training, all seeds together; those of a CPU say little,
   since it had other work.

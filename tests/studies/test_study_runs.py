@@ -82,7 +82,7 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     sizes = directories("beyond-memory", **ten)
     assert sizes["fedmes-30"] == memory["memory-30"] and sizes["fedmes-300"] == memory["memory-300"]
     assert len(set(sizes.values())) == 4 + 4
-    assert len(set(directories("parts", **ten).values())) == 11
+    assert len(set(directories("parts", **ten).values())) == 12
     assert len(set(directories("lr", **ten).values())) == 60
 
 
@@ -97,6 +97,7 @@ def test_costly_settings_have_fewer_seeds_unless_others_are_asked_for(tmp_path):
         declared = seeds(study)
         assert declared["split-emnist", 10] == [0, 1, 2, 3, 4]
         assert declared["split-emnist", 20] == declared["split-miniimagenet", 10] == [0, 1, 2]
+        assert declared["split-miniimagenet", 20] == [0]
         assert set(map(tuple, seeds(study, seeds=(0, 1, 2, 3, 4)).values())) == {(0, 1, 2, 3, 4)}
         assert set(map(tuple, seeds(study, quick=True).values())) == {(0, 1, 2)}
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+Setting = str | int | tuple[str, int]  # a benchmark, a number of clients, or both
+
 
 @dataclass(frozen=True)
 class Line:
@@ -36,8 +38,8 @@ class Study:
     tables: tuple[str, ...]
     figure: str
     options: Mapping[str, Any] = field(default_factory=dict)  # of all its runs
-    # seeds of a benchmark, or of a number of clients, that has others
-    fewer: Mapping[str | int, tuple[int, ...]] = field(default_factory=dict)
+    # seeds of a benchmark, of a number of clients, or of both together, that has others
+    fewer: Mapping[Setting, tuple[int, ...]] = field(default_factory=dict)
     # the lines of a method that is not declared and that --methods may name all the same
     lines_of: Callable[[str], tuple[Line, ...]] | None = None
     # fields of the version that two CPU cores do in minutes
@@ -49,7 +51,8 @@ class Study:
 
     def seeds_of(self, benchmark: str, clients: int) -> tuple[int, ...]:
         """The seeds of a setting."""
-        return self.fewer.get(benchmark) or self.fewer.get(clients) or self.seeds
+        settings: tuple[Setting, ...] = (benchmark, clients), benchmark, clients
+        return next((self.fewer[key] for key in settings if key in self.fewer), self.seeds)
 
 
 Options = Mapping[str, Any]
@@ -88,10 +91,13 @@ def _model(text: str, method: str, default: str, other: str) -> tuple[Line, ...]
 
 FIVE = (0, 1, 2, 3, 4)
 THREE = (0, 1, 2)
+ONE = (0,)
 SEARCH = (5, 6, 7)
 CROSS_CLASS = ("split-cifar100", "split-emnist", "split-core50", "split-miniimagenet")
 PAPER_METHODS = ("fedavg", "ditto", "fedrep", "fedagem", "fedweit", "fedmes")
-COSTLY: dict[str | int, tuple[int, ...]] = {"split-miniimagenet": THREE, 20: THREE}
+COSTLY: dict[Setting, tuple[int, ...]] = {
+    "split-miniimagenet": THREE, 20: THREE, ("split-miniimagenet", 20): ONE,
+}  # fmt: skip
 DIGITS: dict[str, Any] = {"benchmarks": ("split-digits",), "clients": (10,), "seeds": THREE}
 
 TABLE1 = Study(
@@ -182,6 +188,7 @@ PARTS = _question("What does each part of FedMeS+ do?", "fedmes-plus", {
     "balance=3": {"fedmesplus.balance": 3.0},
     "balance=4": {"fedmesplus.balance": 4.0},
     "teach=0": {"fedmesplus.teach": 0.0},
+    "pull=0.01": {"fedmesplus.pull": 0.01},
     "augment=none": {"fedmesplus.augment": "none"},
     "augment=shift": {"fedmesplus.augment": "shift"},
     "policy=fifo": {"memory.policy": "fifo"},
@@ -262,7 +269,7 @@ STUDIES: dict[str, Study] = {
     ),
     "fusion40": Study(
         "Every client over many tasks: the paper's Fusion Tasks-40",
-        ("fusion-40",), (10,), FIVE, _methods("fedmes", "fedweit"),
+        ("fusion-40",), (10,), ONE, _methods("fedmes", "fedweit"),
         tables=("fusion40",), figure="fusion40",
         lines_of=_methods,
         quick={
