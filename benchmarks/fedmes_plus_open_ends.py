@@ -1,9 +1,9 @@
-"""Variants of FedMeS+ that docs/beyond.md measured and that did not help.
+"""Variants of FedMeS+ that docs/beyond.md is about.
 
     fedmes run --benchmark split-cifar100 --seeds 5,6,7 --set engine.precision=bf16 \\
         --method benchmarks/fedmes_plus_open_ends.py:LongTeacher
 
-and likewise AloneAtFirst, beside `--method fedmes-plus` on the same seeds.
+and likewise AloneAtFirst and Calibrated, beside `--method fedmes-plus` on the same seeds.
 """
 
 from __future__ import annotations
@@ -58,3 +58,32 @@ class AloneAtFirst(FedMeSPlus):
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
         own = self.begun_with(state, broadcast, state["alone"])
         return super().build_predictor(state, put("w", own), store)
+
+
+class Calibrated(FedMeSPlus):
+    """FedMeS+ whose head, when it predicts, has been shifted until every class has its share.
+
+    The memory has as many samples of each class, so a network that prefers none gives each the same
+    probability there, on average.
+    """
+
+    times = 1
+
+    def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
+        predictor = super().build_predictor(state, broadcast, store)
+        logits = self.net.logits(pick(predictor, "w"), store.x)
+        classes = torch.arange(logits.shape[1], device=store.y.device)
+        member = store.mask[:, None] * (store.y[:, None] == classes)
+        n = member.sum(0)
+        there = n > 0
+        weight = (member / torch.where(there, n, 1)).sum(1)  # of a sample: each class counts once
+        shift = torch.zeros_like(logits[0])
+        for _ in range(self.times):
+            p = (logits + shift).masked_fill(~there, -torch.inf).softmax(1)
+            share = (weight[:, None] * p).sum(0)
+            shift = shift - torch.where(there, share, 1).log()
+        return predictor | {"w.head.bias": predictor["w.head.bias"] + shift}
+
+
+class CalibratedThrice(Calibrated):
+    times = 3
