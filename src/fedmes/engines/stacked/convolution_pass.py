@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
 from fedmes.models import grouped_convolution
 
@@ -150,6 +151,9 @@ def _compile_ahead(graph: fx.Graph) -> None:
         ours.unpool.default: grouped_kernels.unpool,
         ours.weight_gradient.default: grouped_kernels.weight_gradient,
     }
+    # Once the compiler has loaded a kernel, Triton takes torch's assembler instead of its own. Its
+    # cache keeps them apart: without this, another process would not find these kernels there.
+    _set_triton_ptxas_path()
     grouped_kernels.compile_ahead(
         launches[node.target](*out, *args) for node, out, args in on_a_gpu
     )
