@@ -77,6 +77,26 @@ def test_a_directory_with_the_former_name_is_the_same_run(tmp_path):
     assert run_dir.contradictions(stored, new) == []
 
 
+# --- former defaults ------------------------------------------------------------------------------
+
+
+def test_a_run_from_before_there_was_a_pull_had_none(tmp_path):
+    """It writes down what it takes; a file that somebody wrote leaves it to the default."""
+    taken = config.load(None, {"method": "fedmes-plus", "fedmesplus.balance": 3.0})
+    content = taken.to_toml({"fedmes": "0.2.0"})
+    assert "pull" not in content
+    file = tmp_path / "config.toml"
+    file.write_text(content)
+    assert config.load(file, {}).fedmesplus.pull == 0
+    assert config.load(file, {"fedmesplus.pull": 0.1}).fedmesplus.pull == 0.1
+    assert run_dir.stored_config(tmp_path)["fedmesplus"]["pull"] == 0
+    file.write_text(content.replace("balance = 3.0", "balance = 3.0\npull = 0.01"))
+    assert config.load(file, {}).fedmesplus.pull == 0.01
+    assert run_dir.stored_config(tmp_path)["fedmesplus"]["pull"] == 0.01
+    file.write_text(content.partition("[versions]")[0])
+    assert config.load(file, {}).fedmesplus.pull is None
+
+
 def test_a_wrong_value_is_refused_under_the_present_name():
     with pytest.raises(UserError, match=r"eval.task_classes: must be 'own' or 'all', not 'some'"):
         config.load(None, {"eval.told": "some"})

@@ -1,6 +1,7 @@
 """FedMeS+: its pieces by worked numbers, and what must be equal to what."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from torch.func import grad
 from fedmes import config
 from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedavg import FedAvg
-from fedmes.methods.fedmes_plus import FedMeSPlus, default_balance, log_frequency
+from fedmes.methods.fedmes_plus import BY_HEART, FedMeSPlus, Recipe, log_frequency
 from fedmes.methods.losses import cross_entropy
 from fedmes.models import augmentation
 from fedmes.models.dropout import hashed_uniforms
@@ -64,34 +65,40 @@ def test_without_earlier_classes_there_is_nothing_to_balance():
 
 
 @pytest.mark.parametrize(
-    ("options", "balance"),
+    ("options", "recipe"),
     [
-        ({"benchmark": "split-cifar100"}, 3),
-        ({"benchmark": "split-cifar100", "clients": 20, "memory": 30}, 3),
-        ({"benchmark": "split-emnist", "memory": 300}, 3),
-        ({"benchmark": "split-miniimagenet"}, 3),
-        ({"benchmark": "split-cifar100", "rounds": 9, "epochs": 11}, 2),
-        ({"benchmark": "split-digits"}, 2),
-        ({"benchmark": "fcil-cifar100-10x10"}, 2),
-        ({"benchmark": "fusion-40"}, 2),
+        ({"benchmark": "split-cifar100"}, BY_HEART),
+        ({"benchmark": "split-cifar100", "clients": 20, "memory": 30}, BY_HEART),
+        ({"benchmark": "split-emnist", "memory": 300}, BY_HEART),
+        ({"benchmark": "split-miniimagenet"}, BY_HEART),
+        ({"benchmark": "split-miniimagenet", "fedmesplus.pull": 0.0}, (3, 0)),
+        ({"benchmark": "split-cifar100", "rounds": 9, "epochs": 11}, Recipe()),
+        ({"benchmark": "split-digits"}, Recipe()),
+        ({"benchmark": "split-digits", "fedmesplus.pull": 0.5}, (2, 0.5)),
+        ({"benchmark": "fcil-cifar100-10x10"}, Recipe()),
+        ({"benchmark": "fusion-40"}, Recipe()),
     ],
     ids=str,
 )
-def test_the_balance_by_default(options, balance):
-    """More where a network from scratch is trained for long."""
+def test_the_recipe_by_default(options, recipe):
+    """Another one where a network from scratch is trained for long."""
     asked = config.load(None, options)
-    assert default_balance(SimpleNamespace(frozen_sha256=None), asked) == balance
-    assert default_balance(SimpleNamespace(frozen_sha256="of a body"), asked) == 2
+    made = partial(Recipe.of, asked.fedmesplus, config=asked)
+    assert made(SimpleNamespace(frozen_sha256=None)) == recipe
+    if not any(key.startswith("fedmesplus") for key in options):
+        assert made(SimpleNamespace(frozen_sha256="of a body")) == Recipe()
 
 
-def test_the_balance_that_was_taken_is_written_down():
+def test_the_recipe_that_was_taken_is_written_down():
     def taken(**options):
         made = prepare(config.load(None, TINY | {"method": "fedmes-plus"} | options))
-        return made.config.fedmesplus.balance, made.method.balance
+        found = made.config.fedmesplus
+        assert (found.balance, found.pull) == (made.method.balance, made.method.pull)
+        return found.balance, found.pull
 
-    assert taken() == (2, 2)
-    assert taken(epochs=50) == (3, 3)
-    assert taken(**{"epochs": 50, "fedmesplus.balance": 0}) == (0, 0)
+    assert taken() == Recipe()
+    assert taken(epochs=50) == BY_HEART
+    assert taken(**{"epochs": 50, "fedmesplus.balance": 0}) == BY_HEART._replace(balance=0)
 
 
 # --- images that move -----------------------------------------------------------------------------

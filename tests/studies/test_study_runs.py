@@ -82,7 +82,7 @@ def test_equal_runs_have_one_directory_and_different_ones_two(tmp_path):
     sizes = directories("beyond-memory", **ten)
     assert sizes["fedmes-30"] == memory["memory-30"] and sizes["fedmes-300"] == memory["memory-300"]
     assert len(set(sizes.values())) == 4 + 4
-    assert len(set(directories("parts", **ten).values())) == 12
+    assert len(set(directories("parts", **ten).values())) == 12 + 3  # pull=0 answers both questions
     assert len(set(directories("lr", **ten).values())) == 60
 
 

@@ -156,7 +156,7 @@ class FedmesplusKeys(TypedDict, total=False):
 
     balance: float | None
     teach: float
-    pull: float
+    pull: float | None
     augment: Literal["none", "shift", "flip"] | None
 
 

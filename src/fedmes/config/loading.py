@@ -14,7 +14,7 @@ from fedmes.config.benchmarks import BENCHMARKS, OWN_DATA
 from fedmes.config.best import BEST, best
 from fedmes.config.catalog import options as all_options
 from fedmes.config.data_options import IN_MEMORY
-from fedmes.config.options import SECTIONS, Config, assign, merge
+from fedmes.config.options import SECTIONS, Config, assign, current, merge
 from fedmes.config.recommend import recommended
 from fedmes.config.section import Section
 from fedmes.errors import UserError, unknown
@@ -113,8 +113,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a TOML file ({error})") from None
     # the versions in a result's config.toml do not bind a new run
-    content.pop("versions", None)
-    return content
+    of_a_run = content.pop("versions", None) is not None
+    return current(content) if of_a_run else content
 
 
 def method_options(config: Config, section: str, kind: type[Section]) -> Section:

@@ -81,10 +81,11 @@ class FedmesplusOptions(MethodOptions):
         1.0,
         "weight of distillation from the teacher, the model received when the task began",
     )
-    pull: NotNegative = option(
-        0.0,
+    pull: NotNegative | None = option(
+        None,
         "strength of the pull towards the received model, as FedMeS's lambda and FedProx's mu. "
-        "`0.01` was better in every seed of CIFAR-100 from scratch (docs/beyond.md).",
+        "Default: 0.01 where `balance` is 3 by default; else 0.",
+        unset="by training",
     )
     augment: Literal["none", "shift", "flip"] | None = option(
         None,

@@ -359,9 +359,13 @@ def merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def current(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored options under today's names."""
+    """A run's options under today's names, and what it did before there was an option for it."""
     found: dict[str, Any] = {}
     merge(found, content)
+    plus = found.get("fedmesplus")
+    if isinstance(plus, dict) and "balance" in plus:
+        # FedMeS+ writes down what it takes; at first it had no pull
+        plus.setdefault("pull", 0.0)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,11 +46,10 @@ class FedMeSPlus(Taught):
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
-        self.balance: float = self.options.balance
-        if self.options.balance is None:
-            self.balance = default_balance(net, config)
-        self.resolved_options = {"fedmesplus.balance": self.balance}
-        if self.options.pull:
+        recipe = Recipe.of(self.options, net, config)
+        self.balance, self.pull = recipe
+        self.resolved_options = {f"fedmesplus.{k}": v for k, v in recipe._asdict().items()}
+        if self.pull:
             self.by_class = ()  # a step reads what was broadcast
 
     def step(
@@ -75,9 +74,9 @@ class FedMeSPlus(Taught):
         else:
             moved = batch._replace(x=x), mem._replace(x=old)
             g, value = self.clipped_gradient(state, *moved, taught, prior, ctx.key)
-        if pull := self.options.pull:
+        if self.pull:
             received = pick(broadcast, "w")
-            g = {name: g[name] + pull * (w[name] - received[name]) for name in g}
+            g = {name: g[name] + self.pull * (w[name] - received[name]) for name in g}
         return self.descend(state, g, value, ctx)
 
     def clipped_gradient(
@@ -123,13 +122,28 @@ class FedMeSPlus(Taught):
         return put("w", {name: (p + broadcast[f"w.{name}"]) / 2 for name, p in w.items()})
 
 
-def default_balance(net: Net, config: Config) -> float:
-    """What training repeats often it learns by heart, and then the memory's small loss no longer
-    holds earlier classes against new ones; a larger prior makes up for that. What is pretrained
-    tells classes apart from few samples, and needs less."""
-    learned_by_heart = config.rounds * config.epochs >= LONG
-    pretrained = net.frozen_sha256 is not None
-    return 3.0 if learned_by_heart and not pretrained else 2.0
+class Recipe(NamedTuple):
+    """What depends on how long a task is trained.
+
+    What training repeats often it learns by heart, and then the memory's small loss no longer holds
+    earlier classes against new ones. A larger prior makes up for that, and the pull keeps clients
+    near each other. What is pretrained tells classes apart from few samples, and needs neither.
+    """
+
+    balance: float = 2.0
+    pull: float = 0.0
+
+    @classmethod
+    def of(cls, options: FedmesplusOptions, net: Net, config: Config) -> Recipe:
+        """As asked for, or else by training."""
+        learned_by_heart = config.rounds * config.epochs >= LONG
+        pretrained = net.frozen_sha256 is not None
+        usual = BY_HEART if learned_by_heart and not pretrained else cls()
+        asked = {name: getattr(options, name) for name in cls._fields}
+        return usual._replace(**{name: v for name, v in asked.items() if v is not None})
+
+
+BY_HEART = Recipe(balance=3.0, pull=0.01)
 
 
 def log_frequency(current: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
