@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedmes.errors import UserError
+from fedmes.studies import reproduce as studies
 from fedmes.studies import runs
 from fedmes.studies.runs import Scope
 from helpers.tiny_studies import never, put, reproduce, rows
@@ -150,6 +151,18 @@ def test_a_method_that_is_not_declared_has_its_rates_chosen_like_all_others(tmp_
     rates = (3e-4, 1e-3, 3e-3)
     assert chosen == [(rate, [5]) for rate in rates] + [(rate, [6, 7]) for rate in rates]
     assert {trial.config.method for trial in wanted} == {"knn-per"}
+
+
+def test_who_trains_at_rates_that_nobody_selected_is_told(tmp_path):
+    scopes = [Scope("table1", tmp_path), Scope("curves", tmp_path), Scope("lr", tmp_path)]
+    [notice] = studies.notices(scopes)
+    assert notice.startswith(f"{tmp_path}: without learning-rates.toml")
+    named = Scope("table1", tmp_path, options={"optim.lr": 1e-3})
+    assert (
+        studies.notices([replace(scopes[0], quick=True), named, Scope("attacks", tmp_path)]) == []
+    )
+    (tmp_path / "learning-rates.toml").write_text("")
+    assert studies.notices(scopes) == []
 
 
 @pytest.mark.slow

@@ -135,6 +135,9 @@ def reproduce(
     runs_missing: studies.Execute | None = execute
     if no_run:
         runs_missing = None
+    elif not quiet:
+        for notice in studies.notices(scopes):
+            print(notice, file=sys.stderr)
     for written in studies.reproduce(scopes, runs_missing, again):
         if not quiet and not no_run:
             for place in written.reused:

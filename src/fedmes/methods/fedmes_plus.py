@@ -33,7 +33,8 @@ class FedMeSPlus(Taught):
     The memory is replayed with every batch, in one balanced softmax over all classes met so far:
     the batch's classes gain nothing from being more frequent. The model that the server had when
     the task began teaches the earlier classes. Images are shifted and flipped each time they are
-    seen. The model that predicts is the mean of the client's and the server's.
+    seen. In long training a weak pull keeps clients near the server's model. The model that
+    predicts is the mean of the client's and the server's.
     """
 
     Options = FedmesplusOptions

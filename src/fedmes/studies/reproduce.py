@@ -31,6 +31,7 @@ from fedmes.studies.runs import (
     evaluations,
     look,
     wanted,
+    without_rates,
 )
 
 QUICK = "QUICK VERSION, much smaller than the paper's setting and not comparable with its numbers"
@@ -83,6 +84,16 @@ def reproduce(
     if in_vain:
         raise UserError("; ".join(in_vain))
     return written
+
+
+def notices(scopes: Sequence[Scope]) -> list[str]:
+    """What is to be known before hours are spent."""
+    folders = dict.fromkeys(scope.out for scope in scopes if without_rates(scope))
+    return [
+        f"{folder}: without {LEARNING_RATES} every method trains at its benchmark's rate; `fedmes "
+        f"reproduce lr` selects rates, and results/ of the repository has those of its tables"
+        for folder in folders
+    ]
 
 
 def _run_missing(

@@ -163,6 +163,12 @@ def wanted(scope: Scope) -> list[Trial]:
     return found
 
 
+def without_rates(scope: Scope) -> bool:
+    """Would methods be trained at rates that nobody has selected for them?"""
+    named = scope.study == "lr" or "optim.lr" in {**scope.declared().options, **scope.options}
+    return not (scope.quick or named or (scope.root / LEARNING_RATES).is_file())
+
+
 def agreed(
     protocol: Mapping[str, Any], rates: Mapping[str, Any], benchmark: str, method: str
 ) -> dict[str, Any]:
