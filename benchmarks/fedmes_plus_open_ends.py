@@ -1,9 +1,10 @@
 """Variants of FedMeS+ that docs/beyond.md is about.
 
     fedmes run --benchmark split-cifar100 --seeds 5,6,7 --set engine.precision=bf16 \\
-        --method benchmarks/fedmes_plus_open_ends.py:LongTeacher
+        --method benchmarks/fedmes_plus_open_ends.py:Calibrated
 
-and likewise AloneAtFirst and Calibrated, beside `--method fedmes-plus` on the same seeds.
+beside `--method fedmes-plus` on the same seeds; LongTeacher and AloneAtFirst with `--set
+fedmesplus.pull=0`, as they were measured, beside FedMeS+ without a pull.
 """
 
 from __future__ import annotations
