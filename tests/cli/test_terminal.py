@@ -9,11 +9,18 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
+from fedmes import config
 from fedmes.cli import app as cli
-from fedmes.results import checkpoint
+from fedmes.cli import run as command
+from fedmes.cli import terminal as screen
+from fedmes.engines.stacked import compiling
+from fedmes.engines.stacked.trainer import COMPILING
+from fedmes.experiment.prepare import prepare
+from fedmes.results import checkpoint, status
 from helpers.file_server import cifar, server  # noqa: F401  (fixtures)
 
 SMALL = [
@@ -83,6 +90,28 @@ def test_run(terminal):
     assert "Acc_ALL" in seen and "result: o" in seen
     status, seen = terminal("run", *SMALL, "--out", "o")
     assert status == 0 and "its result is reused" in seen and "Acc_ALL" in seen
+
+
+def test_who_waits_for_the_compiler_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(compiling, "compiled", lambda step, device, own_kernels: step)
+    asked = config.load(None, {"benchmark": "synthetic", "clients": 2, "tasks": 1, "rounds": 1,
+        "epochs": 1, "model": "linear", "engine": "stacked", "engine.compile": True})  # fmt: skip
+    command.train(prepare(asked), tmp_path / "lines", quiet=False, resume=False)
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first == f"fedmes: {COMPILING}" and rest[-1].startswith("fedmes: round 1/1")
+    kept = [line.text for line in status.read(tmp_path / "lines").log]
+    assert kept[0] == COMPILING and kept[-1].startswith("round 1/1")
+
+    shown = []
+
+    @contextmanager
+    def bar(title, status):
+        yield lambda done, total, words: shown.append((done, total, words))
+
+    monkeypatch.setattr(screen, "on_terminal", lambda: True)
+    monkeypatch.setattr(screen, "bar", bar)
+    command.train(prepare(asked), tmp_path / "bar", quiet=False, resume=False)
+    assert shown[0] == (0, None, COMPILING) and shown[-1][:2] == (1, 1)
 
 
 @pytest.mark.slow

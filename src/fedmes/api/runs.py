@@ -234,7 +234,8 @@ def _listening(callbacks: Sequence[Listener], bar: bool, title: str) -> Iterator
         def draw(now: Progress) -> None:
             report(now.rounds_done, now.rounds_total, now.words)
 
-        yield partial(_tell, [draw, *callbacks])
+        with progress.hearing(partial(report, 0, None)):
+            yield partial(_tell, [draw, *callbacks])
 
 
 def _tell(callbacks: Sequence[Listener], now: Progress) -> None:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fedmes.common.progress import bar, on_terminal
+from fedmes.common.progress import bar, hearing, on_terminal
 from fedmes.common.text import printable
 from fedmes.errors import Stopped
 
@@ -29,14 +30,17 @@ def progress(quiet: bool, title: str) -> Iterator[Callable[[Standing], None] | N
         yield None
         return
     if not on_terminal():
-        yield Lines(title)
+        lines = Lines(title)
+        with hearing(lines.say):
+            yield lines
         return
     with bar(title, status="preparing") as report:
 
         def listener(now: Standing) -> None:
             report(now.rounds_done, now.rounds_total, now.words)
 
-        yield listener
+        with hearing(partial(report, 0, None)):
+            yield listener
 
 
 class Lines:
@@ -54,7 +58,10 @@ class Lines:
         if now.round < now.rounds and seconds - self.last < pause:
             return
         self.last = seconds
-        print(printable(f"{self.title}: {now.line}"), file=sys.stderr, flush=True)
+        self.say(now.line)
+
+    def say(self, words: str) -> None:
+        print(printable(f"{self.title}: {words}"), file=sys.stderr, flush=True)
 
 
 @contextmanager

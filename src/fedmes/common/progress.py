@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
+import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -32,6 +33,27 @@ def in_notebook() -> bool:
     from IPython.core.getipython import get_ipython
 
     return hasattr(get_ipython(), "kernel")
+
+
+class _Heard(logging.Handler):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self.say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(record.getMessage())
+
+
+@contextmanager
+def hearing(say: Callable[[str], None]) -> Iterator[None]:
+    """Says what an engine does that takes long between two rounds."""
+    engine = logging.getLogger("fedmes.engine")
+    heard = _Heard(say)
+    engine.addHandler(heard)
+    try:
+        yield
+    finally:
+        engine.removeHandler(heard)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ KEPT = 100  # lines of the log in status.json
 # A line per round. Nobody hears it unless a handler is added, as the server of a federation does.
 log = logging.getLogger("fedmes.rounds")
 of_sites = logging.getLogger("fedmes.federation")  # sites that come, and those that are refused
-for logger in (log, of_sites):
+of_engine = logging.getLogger("fedmes.engine")  # what takes long between two rounds
+HEARD = (of_sites, of_engine)
+for logger in (log, *HEARD):
     logger.setLevel(logging.INFO)
 
 
@@ -34,7 +36,8 @@ for logger in (log, of_sites):
 def keeping(directory: Path, config: Config) -> Iterator[Journal]:
     """The journal of a run in its directory, which also says how the run has ended."""
     journal = Journal(directory, config)
-    of_sites.addHandler(journal)
+    for logger in HEARD:
+        logger.addHandler(journal)
     try:
         yield journal
         journal.end("finished")
@@ -48,11 +51,13 @@ def keeping(directory: Path, config: Config) -> Iterator[Journal]:
         journal.give_up("failed", f"{type(error).__name__}: {error}")
         raise
     finally:
-        of_sites.removeHandler(journal)
+        for logger in HEARD:
+            logger.removeHandler(journal)
 
 
 class Journal(logging.Handler):
-    """Writes the files of a run while it runs; as a handler, it keeps what is logged of sites."""
+    """Writes the files of a run while it runs; as a handler, it keeps what is logged of sites
+    and of the engine."""
 
     def __init__(self, directory: Path, config: Config) -> None:
         super().__init__(logging.INFO)
