@@ -17,8 +17,9 @@ from fedmes import config
 from fedmes.cli import app as cli
 from fedmes.cli import run as command
 from fedmes.cli import terminal as screen
+from fedmes.common.progress import meanwhile
+from fedmes.engines.base import COMPILING
 from fedmes.engines.stacked import compiling
-from fedmes.engines.stacked.trainer import COMPILING
 from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint, status
 from helpers.file_server import cifar, server  # noqa: F401  (fixtures)
@@ -112,6 +113,7 @@ def test_who_waits_for_the_compiler_is_told(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(screen, "bar", bar)
     command.train(prepare(asked), tmp_path / "bar", quiet=False, resume=False)
     assert shown[0] == (0, None, COMPILING) and shown[-1][:2] == (1, 1)
+    assert not meanwhile.handlers
 
 
 @pytest.mark.slow

@@ -97,6 +97,13 @@ def test_a_run_from_before_there_was_a_pull_had_none(tmp_path):
     assert config.load(file, {}).fedmesplus.pull is None
 
 
+def test_a_run_of_another_method_is_the_same_run_whatever_it_was_told_of_fedmes_plus(tmp_path):
+    """As in a comparison, whose options are for all of its methods."""
+    asked = config.load(None, {"method": "fedavg", "fedmesplus.balance": 1.0})
+    (tmp_path / "config.toml").write_text(asked.to_toml({"fedmes": "0.2.0"}))
+    assert run_dir.stored_config(tmp_path) == run_dir.comparable(asked)
+
+
 def test_a_wrong_value_is_refused_under_the_present_name():
     with pytest.raises(UserError, match=r"eval.task_classes: must be 'own' or 'all', not 'some'"):
         config.load(None, {"eval.told": "some"})

@@ -1,7 +1,6 @@
 """FedMeS+: its pieces by worked numbers, and what must be equal to what."""
 
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,13 @@ from torch.func import grad
 from fedmes import config
 from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedavg import FedAvg
-from fedmes.methods.fedmes_plus import BY_HEART, FedMeSPlus, Recipe, log_frequency
+from fedmes.methods.fedmes_plus import (
+    LONG_FROM_SCRATCH,
+    PLAIN,
+    FedMeSPlus,
+    log_frequency,
+    recipe_for,
+)
 from fedmes.methods.losses import cross_entropy
 from fedmes.models import augmentation
 from fedmes.models.dropout import hashed_uniforms
@@ -67,26 +72,22 @@ def test_without_earlier_classes_there_is_nothing_to_balance():
 @pytest.mark.parametrize(
     ("options", "recipe"),
     [
-        ({"benchmark": "split-cifar100"}, BY_HEART),
-        ({"benchmark": "split-cifar100", "clients": 20, "memory": 30}, BY_HEART),
-        ({"benchmark": "split-emnist", "memory": 300}, BY_HEART),
-        ({"benchmark": "split-miniimagenet"}, BY_HEART),
-        ({"benchmark": "split-miniimagenet", "fedmesplus.pull": 0.0}, (3, 0)),
-        ({"benchmark": "split-cifar100", "rounds": 9, "epochs": 11}, Recipe()),
-        ({"benchmark": "split-digits"}, Recipe()),
-        ({"benchmark": "split-digits", "fedmesplus.pull": 0.5}, (2, 0.5)),
-        ({"benchmark": "fcil-cifar100-10x10"}, Recipe()),
-        ({"benchmark": "fusion-40"}, Recipe()),
+        ({"benchmark": "split-cifar100"}, LONG_FROM_SCRATCH),
+        ({"benchmark": "split-cifar100", "clients": 20, "memory": 30}, LONG_FROM_SCRATCH),
+        ({"benchmark": "split-emnist", "memory": 300}, LONG_FROM_SCRATCH),
+        ({"benchmark": "split-miniimagenet"}, LONG_FROM_SCRATCH),
+        ({"benchmark": "split-cifar100", "rounds": 9, "epochs": 11}, PLAIN),
+        ({"benchmark": "split-digits"}, PLAIN),
+        ({"benchmark": "fcil-cifar100-10x10"}, PLAIN),
+        ({"benchmark": "fusion-40"}, PLAIN),
     ],
     ids=str,
 )
 def test_the_recipe_by_default(options, recipe):
     """Another one where a network from scratch is trained for long."""
     asked = config.load(None, options)
-    made = partial(Recipe.of, asked.fedmesplus, config=asked)
-    assert made(SimpleNamespace(frozen_sha256=None)) == recipe
-    if not any(key.startswith("fedmesplus") for key in options):
-        assert made(SimpleNamespace(frozen_sha256="of a body")) == Recipe()
+    assert recipe_for(SimpleNamespace(frozen_sha256=None), asked) == recipe
+    assert recipe_for(SimpleNamespace(frozen_sha256="of a body"), asked) == PLAIN
 
 
 def test_the_recipe_that_was_taken_is_written_down():
@@ -96,9 +97,11 @@ def test_the_recipe_that_was_taken_is_written_down():
         assert (found.balance, found.pull) == (made.method.balance, made.method.pull)
         return found.balance, found.pull
 
-    assert taken() == Recipe()
-    assert taken(epochs=50) == BY_HEART
-    assert taken(**{"epochs": 50, "fedmesplus.balance": 0}) == BY_HEART._replace(balance=0)
+    assert taken() == PLAIN
+    assert taken(epochs=50) == LONG_FROM_SCRATCH
+    assert taken(**{"epochs": 50, "fedmesplus.balance": 0}) == (0, LONG_FROM_SCRATCH.pull)
+    assert taken(**{"epochs": 50, "fedmesplus.pull": 0}) == (LONG_FROM_SCRATCH.balance, 0)
+    assert taken(**{"fedmesplus.pull": 0.5}) == (PLAIN.balance, 0.5)
 
 
 # --- images that move -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""FedMeS+: replay in one softmax, a teacher, and moved images."""
+"""FedMeS+: replay in one softmax, a teacher, a pull, and moved images."""
 
 import torch
 
@@ -13,8 +13,8 @@ from oracle.scenario import hashed
 
 
 class FedMeSPlus(FedAvg):
-    """The memory replayed in one balanced softmax, and the model received as the task began as a
-    teacher."""
+    """The memory replayed in one balanced softmax, the model received as the task began as a
+    teacher, and a pull towards the one received in the round."""
 
     weighted = False
     judged = "halfway"

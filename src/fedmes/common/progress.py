@@ -14,6 +14,10 @@ from rich.console import Console
 
 UPDATE = 0.1  # seconds between two drawings in a notebook, which keeps each of them
 
+# What an engine does that takes long between two rounds. A run's journal listens, and whoever shows
+# how far a run is.
+meanwhile = logging.getLogger("fedmes.engine")
+
 
 class Report(Protocol):
     """How much is done, of how much if that is known, and words to show beside the bar."""
@@ -47,13 +51,12 @@ class _Heard(logging.Handler):
 @contextmanager
 def hearing(say: Callable[[str], None]) -> Iterator[None]:
     """Says what an engine does that takes long between two rounds."""
-    engine = logging.getLogger("fedmes.engine")
     heard = _Heard(say)
-    engine.addHandler(heard)
+    meanwhile.addHandler(heard)
     try:
         yield
     finally:
-        engine.removeHandler(heard)
+        meanwhile.removeHandler(heard)
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def _below_cell(title: str) -> Iterator[Report]:
     from IPython.display import display
 
     drawn: Any = display(_mime("", title), raw=True, display_id=True)
-    last = time.monotonic()
+    last = 0.0
 
     def report(done: int, total: int | None, status: str = "") -> None:
         nonlocal last

@@ -9,6 +9,8 @@ from typing import Protocol
 from fedmes.results.status import Site
 from fedmes.tensors import Tensors
 
+COMPILING = "compiling the step (some 30 s, or 5 s from the cache)"
+
 
 @dataclass(frozen=True)
 class RoundRow:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmes.common.progress import meanwhile
 from fedmes.config.options import Config
 from fedmes.engines.base import Engine, Score
 from fedmes.errors import Stopped, UserError
@@ -26,8 +27,7 @@ KEPT = 100  # lines of the log in status.json
 # A line per round. Nobody hears it unless a handler is added, as the server of a federation does.
 log = logging.getLogger("fedmes.rounds")
 of_sites = logging.getLogger("fedmes.federation")  # sites that come, and those that are refused
-of_engine = logging.getLogger("fedmes.engine")  # what takes long between two rounds
-HEARD = (of_sites, of_engine)
+HEARD = (of_sites, meanwhile)
 for logger in (log, *HEARD):
     logger.setLevel(logging.INFO)
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmes.common.progress import meanwhile
 from fedmes.config.options import Config
-from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.base import COMPILING, RoundRow, Score
 from fedmes.engines.capacity import wanted_together
 from fedmes.engines.devices import devices_of
 from fedmes.engines.peers import Share
@@ -38,6 +39,8 @@ class SharedOut:
         self.compile_seconds = 0.0
         self.sites_left_out: Mapping[str, str] = {}
         self.processes = DeviceProcesses(configs, meet)
+        if configs[0].engine.compile:
+            meanwhile.info(COMPILING)  # which each of them does by itself
 
     @property
     def notes(self) -> list[str]:

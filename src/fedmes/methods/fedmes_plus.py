@@ -47,9 +47,14 @@ class FedMeSPlus(Taught):
 
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
-        recipe = Recipe.of(self.options, net, config)
-        self.balance, self.pull = recipe
-        self.resolved_options = {f"fedmesplus.{k}": v for k, v in recipe._asdict().items()}
+        usual = recipe_for(net, config)
+        asked = self.options
+        self.balance = usual.balance if asked.balance is None else asked.balance
+        self.pull = usual.pull if asked.pull is None else asked.pull
+        self.resolved_options = {
+            "fedmesplus.balance": self.balance,
+            "fedmesplus.pull": self.pull,
+        }
         if self.pull:
             self.by_class = ()  # a step reads what was broadcast
 
@@ -124,27 +129,25 @@ class FedMeSPlus(Taught):
 
 
 class Recipe(NamedTuple):
-    """What depends on how long a task is trained.
+    """What depends on how long a task is trained."""
 
-    What training repeats often it learns by heart, and then the memory's small loss no longer holds
-    earlier classes against new ones. A larger prior makes up for that, and the pull keeps clients
-    near each other. What is pretrained tells classes apart from few samples, and needs neither.
-    """
-
-    balance: float = 2.0
-    pull: float = 0.0
-
-    @classmethod
-    def of(cls, options: FedmesplusOptions, net: Net, config: Config) -> Recipe:
-        """As asked for, or else by training."""
-        learned_by_heart = config.rounds * config.epochs >= LONG
-        pretrained = net.frozen_sha256 is not None
-        usual = BY_HEART if learned_by_heart and not pretrained else cls()
-        asked = {name: getattr(options, name) for name in cls._fields}
-        return usual._replace(**{name: v for name, v in asked.items() if v is not None})
+    balance: float
+    pull: float
 
 
-BY_HEART = Recipe(balance=3.0, pull=0.01)
+PLAIN = Recipe(balance=2.0, pull=0.0)
+
+# What training repeats often it learns by heart, and then the memory's small loss no longer holds
+# earlier classes against new ones. A larger prior makes up for that, and the pull keeps clients
+# near each other. What is pretrained tells classes apart from few samples, and needs neither.
+LONG_FROM_SCRATCH = Recipe(balance=3.0, pull=0.01)
+
+
+def recipe_for(net: Net, config: Config) -> Recipe:
+    """What is taken where the options leave it open."""
+    long = config.rounds * config.epochs >= LONG
+    pretrained = net.frozen_sha256 is not None
+    return LONG_FROM_SCRATCH if long and not pretrained else PLAIN
 
 
 def log_frequency(current: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:

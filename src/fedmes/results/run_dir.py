@@ -353,7 +353,7 @@ def _versions() -> Mapping[str, str]:
 
 def comparable(config: Config) -> dict[str, Any]:
     """The configuration as it comes back from `config.toml`."""
-    return tomllib.loads(config.to_toml({}))
+    return configuration.current(tomllib.loads(config.to_toml({})))
 
 
 def _difference(

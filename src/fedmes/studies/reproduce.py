@@ -91,7 +91,8 @@ def notices(scopes: Sequence[Scope]) -> list[str]:
     folders = dict.fromkeys(scope.out for scope in scopes if without_rates(scope))
     return [
         f"{folder}: without {LEARNING_RATES} every method trains at its benchmark's rate; `fedmes "
-        f"reproduce lr` selects rates, and results/ of the repository has those of its tables"
+        f"reproduce lr --out {folder}` selects rates, and results/ of the repository has those "
+        "behind its tables"
         for folder in folders
     ]
 

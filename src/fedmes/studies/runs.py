@@ -165,8 +165,10 @@ def wanted(scope: Scope) -> list[Trial]:
 
 def without_rates(scope: Scope) -> bool:
     """Would methods be trained at rates that nobody has selected for them?"""
-    named = scope.study == "lr" or "optim.lr" in {**scope.declared().options, **scope.options}
-    return not (scope.quick or named or (scope.root / LEARNING_RATES).is_file())
+    study = scope.declared()
+    named = scope.study == "lr" or "optim.lr" in {**study.options, **scope.options}
+    selected = set(study.benchmarks) & set(STUDIES["lr"].benchmarks)
+    return not (scope.quick or named or (scope.root / LEARNING_RATES).is_file()) and bool(selected)
 
 
 def agreed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,11 +10,10 @@ from contextlib import contextmanager
 
 import torch
 
+from fedmes.common.progress import meanwhile
+from fedmes.engines.base import COMPILING
 from fedmes.engines.stacked.lanes import Lane, LanePlan
 from fedmes.errors import first_line
-
-log = logging.getLogger("fedmes.engine")  # what takes long between two rounds
-COMPILING = "compiling the training step: half a minute or so, or 5 seconds if it is in the cache"
 
 
 class Trainer:
@@ -51,7 +49,7 @@ class Trainer:
     def _prepare(self) -> None:
         start = time.perf_counter()
         if self._compiled:
-            log.info(COMPILING)
+            meanwhile.info(COMPILING)
         try:
             for lane in self.lanes:
                 lane.prepare(self._compiled, self._steps)
