@@ -1,6 +1,10 @@
 """Where the outputs of a frozen front are kept: equal bits from every place, and no surprise."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections import namedtuple
 
 import numpy as np
@@ -17,6 +21,7 @@ from fedmes.experiment import features
 from fedmes.models.features import front_outputs
 from fedmes.models.pretrained import FeatureOptions, Lite0
 from helpers.frozen_front import TINY, WIDTH, clients, prepared, scores
+from helpers.waiting import HANGS, until
 
 pytestmark = pytest.mark.usefixtures("unrehearsed")
 
@@ -46,6 +51,19 @@ def test_every_place_gives_equal_bits(engine, features_folder):
     options = {"method": "fedmes"}
     assert_equal_runs([scores(engine, **options, **{"model.cache": place}) for place in PLACES])
     assert len(list(features_folder.iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_is_stopped_leaves_no_half_of_them(number, features_folder):
+    words = ["run", "--benchmark", "synthetic", "--model", "lite0", "--set", "model.weights=none"]
+    words += ["--set", "synthetic.train=10000", "--set", "synthetic.channels=3"]
+    program = subprocess.Popen([sys.executable, "-m", "fedmes", *words], cwd=features_folder.parent)
+    until(lambda: list(features_folder.glob("*.part")), "features that are being written")
+    program.send_signal(number)
+    assert program.wait(HANGS) == 128 + number
+    assert list(features_folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import io
 import os
+import signal
 import sys
 import warnings
 from importlib import import_module
@@ -120,7 +121,13 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the sign gets a question mark
     keep_freed_memory()
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(_status())
+
+
+def _end(number: int, _: object) -> None:
+    """As Ctrl-C does, so that nothing half-written stays. While it trains, a run knows better."""
+    raise SystemExit(128 + number)
 
 
 def keep_freed_memory() -> None:
