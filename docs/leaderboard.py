@@ -30,6 +30,8 @@ INTRO = """\
   since it had other work, and nor do those of `fedmes-plus` from scratch, which shared the GPU with other runs.
 * Methods in one table have learned the same splits from the same initial weights. `joint` keeps all data, so it does
   not compete.
+* On class-incremental benchmarks (`fcil-...`) the global model predicts; `local`, `local-er` and `joint` have none and
+  predict with the client's own.
 * `fedweit` on Split CIFAR-100 with 10 clients never learns in two of the five seeds, at the rate that was chosen for it
   on another one ([what it has at a third of that rate](paper-results.md)).
 
