@@ -27,7 +27,7 @@ INTRO = """\
   the last task; FR: how much is forgotten. Each with its standard deviation over seeds, where there are several.
 * Without a task id all classes met so far are candidates, with it those of the task.
 * MB: what all clients of a seed send and receive. Seconds: training, all seeds together; those of a CPU say little,
-  since it had other work, and nor do those of `fedmes-plus` from scratch, which shared the GPU with other runs.
+  since it had other work; so do those of `fedmes-plus` from scratch, which shared the GPU with other runs.
 * Methods in one table have learned the same splits from the same initial weights. `joint` keeps all data, so it does
   not compete.
 * On class-incremental benchmarks (`fcil-...`) the global model predicts; `local`, `local-er` and `joint` have none and

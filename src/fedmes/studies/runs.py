@@ -167,8 +167,9 @@ def without_rates(scope: Scope) -> bool:
     """Would methods be trained at rates that nobody has selected for them?"""
     study = scope.declared()
     named = scope.study == "lr" or "optim.lr" in {**study.options, **scope.options}
-    selected = set(study.benchmarks) & set(STUDIES["lr"].benchmarks)
-    return not (scope.quick or named or (scope.root / LEARNING_RATES).is_file()) and bool(selected)
+    never_selected = set(study.benchmarks).isdisjoint(STUDIES["lr"].benchmarks)
+    there = (scope.root / LEARNING_RATES).is_file()
+    return not (scope.quick or named or never_selected or there)
 
 
 def agreed(
