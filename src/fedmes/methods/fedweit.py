@@ -32,9 +32,9 @@ class FedWeIT(FedAvg):
     weights that predict; without one, the most confident task does. "Federated Continual Learning
     with Weighted Inter-client Transfer", Yoon et al., 2021.
 
-    A client's state: `w.*` is trained (B, m, A, alpha, own), `past.*` are the parts of its tasks so
-    far [T, ...], `start.*` is what a new task begins with, `before.*` and `hold.*` are what the
-    penalty compares B with.
+    A client's state: `w.*` is trained (B, m, A, alpha, own), `past.*` is what its tasks so far need
+    beside B to predict [T, ...], `start.*` is what a new task begins with, `before.*` and `hold.*`
+    are what the penalty compares B with.
     """
 
     Options = FedweitOptions
@@ -115,9 +115,12 @@ class FedWeIT(FedAvg):
         return state | {"past.done": torch.zeros_like(ctx.blocks[:, 0])}
 
     def empty_past(self, base: Tensors, mask: Tensors, own: Tensors) -> Tensors:
-        """Room for the parts of all tasks, [T, ...]."""
-        parts = put(f"{self.past}.m", mask) | put(f"{self.past}.A", base)
-        parts |= put("past.kb", base) | put("past.own", own)
+        """Room for what all tasks will leave, [T, ...]."""
+        parts = put(f"{self.past}.m", mask) | put("past.own", own)
+        if self.options.retroactive:  # A is still trained
+            parts |= put("w.past.A", base) | put("past.kb", base)
+        else:
+            parts |= put("past.added", base)
         return map_entries(
             lambda p: torch.zeros_like(p).expand(self.tasks, *p.shape).clone(), parts
         )
@@ -204,14 +207,17 @@ class FedWeIT(FedAvg):
         return torch.where(state["past.done"], by_task, 0).sum()
 
     def end_round(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
-        """Store the task's parts for prediction; the sum over others' parts is taken once."""
-        others: Tensors = {}
+        """Store what the task's weights are made of beside B; the sum over others' parts is taken
+        once."""
+        left = put(f"{self.past}.m", pick(state, "w.m")) | put("past.own", pick(state, "w.own"))
         for name in self.layers:
-            others[name] = from_others(state[f"w.alpha.{name}"], broadcast[f"kb.{name}"])
-        parts = put(f"{self.past}.m", pick(state, "w.m"))
-        parts |= put(f"{self.past}.A", pick(state, "w.A"))
-        parts |= put("past.kb", others) | put("past.own", pick(state, "w.own"))
-        return {name: write(state[name], part, ctx.position) for name, part in parts.items()}
+            part = state[f"w.A.{name}"]
+            others = from_others(state[f"w.alpha.{name}"], broadcast[f"kb.{name}"])
+            if self.options.retroactive:
+                left |= {f"w.past.A.{name}": part, f"past.kb.{name}": others}
+            else:
+                left[f"past.added.{name}"] = self.added(part, others)
+        return {name: write(state[name], row, ctx.position) for name, row in left.items()}
 
     def end_task(self, state: Tensors, ctx: ClientContext) -> Tensors:
         new: Tensors = {}
@@ -240,19 +246,21 @@ class FedWeIT(FedAvg):
     def build_predictor(self, state: Tensors, broadcast: Tensors, store: Batch) -> Tensors:
         """Network weights with a task axis, w.* [T, ...]."""
 
-        def of_task(m: Tensor, a: Tensor, kb: Tensor, b: Tensor) -> Tensor:
-            return compose(b, m, torch.where(a.abs() > self.options.l1, a, 0)) + kb
-
         theta = {}
         for name in self.layers:
             b = state[f"w.B.{name}"]
             if self.eval_model == "global":
                 b = receive(b, broadcast[f"w.{name}"])
-            m = state[f"{self.past}.m.{name}"]
-            a = state[f"{self.past}.A.{name}"]
-            kb = state[f"past.kb.{name}"]
-            theta[name] = vmap(of_task, in_dims=(0, 0, 0, None))(m, a, kb, b)
+            if self.options.retroactive:
+                added = self.added(state[f"w.past.A.{name}"], state[f"past.kb.{name}"])
+            else:
+                added = state[f"past.added.{name}"]
+            theta[name] = compose_each(b, state[f"{self.past}.m.{name}"], added)
         return put("w", theta | pick(state, "past.own")) | {"done": state["past.done"]}
+
+    def added(self, part: Tensor, others: Tensor) -> Tensor:
+        """What predicts beside B * s(m): the sparse A, and others' parts."""
+        return torch.where(part.abs() > self.options.l1, part, 0) + others
 
     def predict(
         self, predictor: Tensors, x: Tensor, scope: Tensor, task: Tensor, ctx: ClientContext
