@@ -182,6 +182,8 @@ def test_a_rate_is_as_good_as_its_worst_seed(tmp_path):
     assert [row["chosen"] for row in found] == ["0.0003", "0.001"]
     scores = [float(found[0][f"rate {rate}"]) for rate in ("0.0003", "0.001", "0.003")]
     assert scores == pytest.approx([0.4, 0.1, 0.4])
+    drawn = tmp_path / "lr" / "lr-split-cifar100-10.svg"  # its heading names the seeds of both runs
+    assert "seeds 5, 6, 7" in drawn.read_text(encoding="utf-8")
 
 
 def test_the_protocol_of_a_folder_binds_its_studies(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from fedmes.report.collect import Run, title_of
@@ -30,7 +31,10 @@ def there(outcomes: Sequence[Outcome]) -> list[Run]:
 
 
 def title(outcomes: Sequence[Outcome]) -> str:
-    return title_of(outcomes[0].trial.config)
+    """What the runs of a setting have in common, and the seeds that any of them has."""
+    configs = [outcome.trial.config for outcome in outcomes]
+    every = sorted(set(chain.from_iterable(config.seeds for config in configs)))
+    return title_of(configs[0].with_({"seeds": every}))
 
 
 def metric(run: Run | None, score: str, key: str, alone: bool = False) -> Cell:

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from fedmes.report import curves as numbers
 from fedmes.report import figures as report
 from fedmes.report import mpl, palette
-from fedmes.report.collect import Run, title_of
+from fedmes.report.collect import Run
 from fedmes.report.curves import Curve
 from fedmes.report.figure_specs import Line
 from fedmes.report.mpl import INK
@@ -26,7 +26,7 @@ from fedmes.report.palette import Look
 from fedmes.results.labels import SHORT_SCORES
 from fedmes.studies import paper
 from fedmes.studies.attacks import attack_of, by_method, rule_of
-from fedmes.studies.cells import by_setting, there
+from fedmes.studies.cells import by_setting, there, title
 from fedmes.studies.definitions import RATES
 from fedmes.studies.learning_rates import scores
 from fedmes.studies.runs import Outcome
@@ -50,14 +50,14 @@ def of_study(name: str, outcomes: Sequence[Outcome], caption: str) -> Figures:
     found: Figures = {}
     for (benchmark, clients), members in by_setting(outcomes).items():
         if there(members):
-            title = f"{caption}\n{title_of(members[0].trial.config)}"
+            heading = f"{caption}\n{title(members)}"
             for suffix, figure in draw(members).items():
-                found[f"{benchmark}-{clients}{suffix}"] = _titled(figure, title)
+                found[f"{benchmark}-{clients}{suffix}"] = _titled(figure, heading)
     return found
 
 
-def _titled(figure: Figure, title: str) -> Figure:
-    figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+def _titled(figure: Figure, heading: str) -> Figure:
+    figure.suptitle(heading, fontsize=9, x=0.01, ha="left")
     return figure
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from fedmes.common.files import replace_text
 from fedmes.config.benchmarks import BENCHMARKS
-from fedmes.report.collect import title_of
 from fedmes.report.curves import seed_values
 from fedmes.report.table import Cell, Number, Table
-from fedmes.studies.cells import OPEN, SCORES, by_setting, there
+from fedmes.studies.cells import OPEN, SCORES, by_setting, there, title
 from fedmes.studies.definitions import RATES
 from fedmes.studies.runs import LEARNING_RATES, Outcome, Scope, read_toml
 
@@ -76,9 +74,7 @@ def lr(outcomes: Sequence[Outcome]) -> list[Table]:
         f"Without a choice a method has the benchmark's rate, {default:g}.",
     ]
     heads = ["method", *(f"rate {rate:g}" for rate in RATES), "seeds", "chosen"]
-    every = sorted(set(chain.from_iterable(each.trial.config.seeds for each in outcomes)))
-    title = title_of(outcomes[0].trial.config.with_({"seeds": every}))
-    return [Table(title, heads, rows, notes)]
+    return [Table(title(outcomes), heads, rows, notes)]
 
 
 def write_rates(scope: Scope, outcomes: Sequence[Outcome]) -> None:
