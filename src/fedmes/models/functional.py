@@ -22,6 +22,7 @@ from fedmes.models.dropout import DROPOUT_OFF, KeyedDropout
 from fedmes.models.frozen_norm import simplify_frozen_norms
 from fedmes.models.grouped_sequences import convolve_together
 from fedmes.models.networks import MODELS
+from fedmes.models.no_compiler import compiler_left_out
 from fedmes.models.parts import Parts
 from fedmes.tensors import Tensors, map_entries
 
@@ -167,7 +168,9 @@ class Net:
             return self._plain_gradient(loss, params, has_aux)
         # `grad_and_value`, without what it keeps for a second derivative: half the memory.
         value, pull_back, *aux = vjp(loss, params, has_aux=has_aux)
-        (gradient,) = pull_back(torch.ones_like(value), retain_graph=False, create_graph=False)
+        slope = torch.ones_like(value)
+        with compiler_left_out():
+            (gradient,) = pull_back(slope, retain_graph=False, create_graph=False)
         return gradient, (value, *aux) if has_aux else value
 
     def _plain_gradient(
@@ -228,7 +231,7 @@ class Net:
             return slope(x, keys[0]), vmap(slope)(torch.stack([x, x]), keys)
 
         try:
-            with torch.no_grad(), warnings.catch_warnings():
+            with torch.no_grad(), warnings.catch_warnings(), compiler_left_out():
                 warnings.simplefilter("ignore")  # of a rule that torch does not have
                 vmap(vmap(step))(params, x)
                 vmap(vmap(self.logits_and_embedding))(params, x)

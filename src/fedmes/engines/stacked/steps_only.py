@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from fedmes.methods.base import ClientContext, Method
@@ -26,8 +26,8 @@ def needed_in_steps_only(
     return set(watch.names.values()) - watch.read - set(ended)
 
 
-class _Watch(TorchDispatchMode):
-    """Notes which tensors an operator takes."""
+class _Watch(TorchFunctionMode):
+    """Notes which tensors a function takes."""
 
     def __init__(self, watched: Tensors) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class _Watch(TorchDispatchMode):
     def note(self, values: Any) -> None:
         self.read |= {self.names[id(t)] for t in tree_leaves(values) if id(t) in self.names}
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self.note((args, kwargs))
