@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -256,6 +257,11 @@ BAD_OPTIONS = [
     (["--model", "cnn6", "--benchmark", "synthetic", "--set", "data.image_size=4"], "at least 8x8"),
     (["nothing.toml"], "nothing.toml: cannot be read"),
     (["--model", "mine.py:Net"], "no file mine.py"),
+    (["--method", "mine.py"], "name the class in the file, too: mine.py:NAME"),
+    (["--set", "stream.partition=dirichlet:-1"], "ALPHA from 0.001 to 1000000, not 'dirichlet:-1'"),
+    (["--set", "stream.partition=dirichle"], "takes even or dirichlet:ALPHA"),
+    (["--out", "x" * 300], "File name too long"),
+    (["--data", "x" * 300], "File name too long"),
 ]
 
 
@@ -292,6 +298,27 @@ def test_bad_options_are_refused_in_one_line(refused):
         pytest.skip("this machine has a CUDA device, so asking for one is no error")
     for options, expected in BAD_OPTIONS:
         assert expected in refused(*options), options
+
+
+@pytest.mark.parametrize("words", [["status"], ["report"], ["evaluate", "x.npz"], ["resume"]])
+def test_a_folder_that_one_may_not_enter_is_named(words, tmp_path):
+    locked = tmp_path / "locked"
+    (locked / "run").mkdir(parents=True)
+    without = []
+    if os.getuid() == 0:  # who may enter everything, unless
+        if shutil.which("setpriv") is None:
+            pytest.skip("root enters every folder, and there is no setpriv to forbid it")
+        rights = "-dac_override,-dac_read_search"
+        without = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
+    command = [*without, sys.executable, "-m", "fedmes", words[0], str(locked / "run"), *words[1:]]
+    locked.chmod(0)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    finally:
+        locked.chmod(0o700)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ") and str(locked) in done.stderr
 
 
 @pytest.mark.parametrize(

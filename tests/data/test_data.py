@@ -9,6 +9,7 @@ import pytest
 
 import fedmes
 from fedmes import config
+from fedmes.cli import data as data_command
 from fedmes.config.benchmarks import BENCHMARKS
 from fedmes.data import catalog
 from fedmes.data.dataset import Dataset
@@ -160,3 +161,12 @@ def there(*names):
     for name in names:
         if not catalog.find(name, Path(REAL)):
             pytest.skip(f"{name} is not in the folder that FEDMES_TEST_DATA names")
+
+
+@pytest.mark.parametrize("name", ["nothere.csv", "folder/nothere"])
+def test_a_file_that_is_not_there_is_no_unknown_data_set(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"{name}: there is no such file or folder"):
+        data_command.check(name)
+    with pytest.raises(UserError, match="unknown data set 'cifar'; did you mean 'cifar100'"):
+        data_command.check("cifar")

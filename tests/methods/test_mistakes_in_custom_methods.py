@@ -202,6 +202,29 @@ def test_what_python_raises_in_a_method(engine, write):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_misspelt_function_is_named(engine, write):
+    """Nobody would call it, and the run would be its base's. A helper may have a similar name where
+    the function itself is there too."""
+    text = write("""
+        def begin_rounds(self, state, broadcast, sums, ctx):
+            return {}
+        """)
+    first, second = refused(engine, method="mine.py:Mine")
+    place = f"mine.py:{line_of(text, 'def begin_rounds')}"
+    assert first.endswith(
+        f"begin_rounds is no function of a method; did you mean begin_round?, {place}"
+    )
+    assert second == watched.RULES["form"]
+    write("""
+        def begin_round(self, state, broadcast, sums, ctx):
+            return self.begin_rounds(super().begin_round(state, broadcast, sums, ctx))
+        def begin_rounds(self, new):
+            return new
+        """)
+    fedmes.run(**TINY | {"engine": engine, "method": "mine.py:Mine"})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_no_method(engine, write):
     text = write("pass", base="object")
     rule = "rule 5 of docs/own-method.md: derive it from Method or FedAvg"

@@ -96,3 +96,23 @@ def test_command(digits_run, client, arrays, tmp_path, monkeypatch, capsys):
         status, out, err = call(directory, path)
         assert (status, out) == (2, "")
         assert words in err
+
+
+def test_a_client_with_fewer_tasks_than_others(tmp_path):
+    """It is evaluated on its own tasks, and asked for no other."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(["long", "short"], [60, 20])
+    y = np.concatenate([np.repeat(np.arange(6), 10), np.repeat([0, 1], 10)])
+    x = rng.normal(size=(80, 6)) + 3 * np.eye(6)[y]
+    np.savez(tmp_path / "uneven.npz", x=x.astype("f"), y=y, client=client, task=y // 2)
+    fedmes.run(data=tmp_path / "uneven.npz", rounds=1, epochs=1, out=tmp_path / "run")
+    np.savez(tmp_path / "labelled.npz", x=x.astype("f"), y=y)
+    tasks = {"long": [["0", "1"], ["2", "3"], ["4", "5"]], "short": [["0", "1"]]}
+    for number, (name, classes) in enumerate(tasks.items()):
+        client = fedmes.load_client(tmp_path / f"run/seed0/client{number}")
+        assert client.name == name
+        found = evaluate(client, tmp_path / "labelled.npz")
+        assert [task["classes"] for task in found.as_dict()["tasks"]] == classes
+        assert found.accuracy(()) is None
+    with pytest.raises(UserError, match="this client has tasks 0 to 0, not 1"):
+        client.predict(x, task=1)

@@ -30,6 +30,8 @@ KEPT = 2**30
 TOLD = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
+# a folder that one may not enter, a name that is too long, links in a circle: the words were wrong
+UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 # of each command: its module, and the first sentence of its help
 COMMANDS = {
@@ -165,7 +167,11 @@ def _status() -> int:
         return stopped.status
     except KeyboardInterrupt:
         return 130
-    except OSError as error:  # one without a file name is about the standard output
+    except OSError as error:
+        if error.errno in UNREACHABLE and error.filename is not None:
+            _say(f"error: {error.filename}: {error.strerror}")
+            return 2
+        # one without a file name is about the standard output
         if error.filename is not None or error.errno not in UNWRITABLE:
             raise
         # so that Python does not try again at its end

@@ -81,6 +81,8 @@ def check(
         return
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get, load
 
+    if name is not None and name not in CATALOG and {"/", "."} & {*name}:
+        raise UserError(f"{name}: there is no such file or folder")
     root = root or data_root()
     usable = True
     checked = list(CATALOG)

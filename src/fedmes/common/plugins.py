@@ -29,6 +29,8 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     if file == NO_FILE:
         there = f"fedmes.run({kind}={attribute}, ...)"
         raise UserError(f"{kind} '{name}' is from a notebook; pass the class itself: {there}")
+    if name.endswith(".py"):
+        raise UserError(f"{kind} '{name}': name the class in the file, too: {name}:NAME")
     if not in_a_file(name):
         raise unknown(kind, name, [*builtin, *found])
     path = Path(file).resolve()

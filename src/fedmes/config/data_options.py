@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -89,7 +90,7 @@ class StreamOptions(Section):
     test_frac: Annotated[float, Field(gt=0, le=1)] = option(1.0, "share of the test images used")
     classes_min: Positive = option(2, "minimum number of classes per client and task")
     classes_max: Positive = option(5, "maximum number of classes per client and task")
-    partition: Annotated[str, Field(pattern=r"^(even|dirichlet:(\d+\.?\d*|\.\d+))$")] = option(
+    partition: str = option(
         "even",
         "heterogeneity: how the images of a class are divided among its clients. `even`: equal "
         "shares; `dirichlet:ALPHA`: the same total in unequal shares, the more unequal the "
@@ -118,8 +119,12 @@ class StreamOptions(Section):
     @field_validator("partition")
     @classmethod
     def _concentration(cls, partition: str) -> str:
-        alpha = partition.partition(":")[2]
-        if alpha and not 1e-3 <= float(alpha) <= 1e6:
+        kind, _, alpha = partition.partition(":")
+        if partition != "even" and kind != "dirichlet":
+            raise ValueError("takes even or dirichlet:ALPHA")
+        if kind == "dirichlet" and not (
+            re.fullmatch(r"\d+\.?\d*|\.\d+", alpha) and 1e-3 <= float(alpha) <= 1e6
+        ):
             raise ValueError("dirichlet:ALPHA takes an ALPHA from 0.001 to 1000000")
         return partition
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ ABOUT = ("y", "client", "task", "split")  # columns that are no features
 LABEL = "label"  # another name for y
 TEXT = "text"
 MOST_VALUES = 100  # of a column without numbers
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 CELL_BYTES = 80  # of memory, while a table is read
 
 
@@ -173,6 +175,7 @@ def form_of(columns: Columns, path: Path | str) -> Form:
         if "=" in name:
             raise UserError(f"{path}: column {name}: a name with = cannot be used; rename it")
         if _is_of_values(columns[name]):
+            _refuse_decimal_commas(columns[name], name, path)
             found += [f"{name}={value}" for value in _distinct(columns[name], name, path)]
         else:
             found.append(name)
@@ -258,6 +261,16 @@ def _number(cell: Any) -> float | None:
 def _is_of_values(cells: Cells) -> bool:
     """Has the column no number at all?"""
     return all(_is_empty(cell) or _number(cell) is None for cell in cells)
+
+
+def _refuse_decimal_commas(cells: Cells, name: str, path: Path | str) -> None:
+    """As values, such numbers would become hundreds of columns."""
+    filled = [str(cell).strip() for cell in cells if not _is_empty(cell)]
+    if filled and all(map(DECIMAL_COMMA.fullmatch, filled)):
+        raise UserError(
+            f"{path}: column {name}: '{filled[0]}' has a decimal comma; write {name} with points "
+            "(pandas reads such files with decimal=',')"
+        )
 
 
 def _numbers(cells: Cells, name: str, path: Path | str) -> NDArray[np.float64]:

@@ -8,6 +8,8 @@ the rule.
 from __future__ import annotations
 
 import copy
+import difflib
+import inspect
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -49,6 +51,8 @@ CHOICES = {
     "policy": tuple(POLICIES),
 }
 
+LONG_NAMES = [name for name in watched.CONTRACT if len(name) > 7]
+
 FORMER_NAMES = {
     "judged": "eval_model",
     "walk": "epoch_over",
@@ -87,12 +91,30 @@ def made(make: Make, net: Net, config: Config) -> Method:
         if hasattr(method, former):
             text = f"{former} is called {name} since 0.2.0"
             raise own.mistake(text, own.defined(), RULES["form"])
+    if misspelt := _misspelt(type(method)):
+        wrong, right = misspelt
+        text = f"{wrong} is no function of a method; did you mean {right}?"
+        raise own.mistake(text, own.defined(wrong), RULES["form"])
     for name, choices in CHOICES.items():
         if (value := getattr(method, name)) not in choices:
             allowed = ", ".join(map(repr, choices))
             text = f"{name} is {value!r}, and must be one of {allowed}"
             raise own.mistake(text, own.defined(), RULES["form"])
     return method
+
+
+def _misspelt(kind: type[Method]) -> tuple[str, str] | None:
+    """A function of custom code whose name is nearly one of the contract's: nobody would call it.
+    Short names, such as `steps`, may well be helpers."""
+    own: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if not base.__module__.startswith("fedmes."):
+            own |= vars(base)
+    for name, thing in own.items():
+        near = difflib.get_close_matches(name, LONG_NAMES, n=1, cutoff=0.88)
+        if near and near[0] not in own and inspect.isfunction(thing):
+            return name, near[0]
+    return None
 
 
 def rehearse(

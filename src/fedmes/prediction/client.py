@@ -93,10 +93,16 @@ class Client:
     def task_classes(self) -> tuple[tuple[str, ...], ...]:
         """The classes that the client has learned in each of its tasks."""
         tasks = []
-        for classes in self._ctx.classes & self._ctx.seen:
+        learned = self._ctx.classes & self._ctx.seen
+        for classes in learned[: self._number_of_tasks]:
             labels = classes.nonzero().flatten().tolist()
             tasks.append(tuple(self.class_names[label] for label in labels))
         return tuple(tasks)
+
+    @property
+    def _number_of_tasks(self) -> int:
+        """Others may have more; such rows have no classes."""
+        return max(self._ctx.classes.any(1).nonzero().flatten().tolist(), default=-1) + 1
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -189,7 +195,7 @@ class Client:
 
     def _refuse_unlearned(self, task: int | None) -> None:
         """Untrained weights also give an answer, which looks as certain as any."""
-        tasks = len(self._ctx.blocks)
+        tasks = self._number_of_tasks
         if not self._learned:
             raise UserError(f"client {self.name} has learned nothing yet, so it cannot predict")
         if task is not None and not 0 <= task < tasks:

@@ -52,7 +52,9 @@ class Evaluation:
         """The share of samples with these labels, or of all, that was predicted as labelled."""
         count = 0
         right = 0
-        for label in labels or self.labels:
+        if labels is None:
+            labels = self.labels
+        for label in labels:
             if label not in self.labels:
                 continue
             row = self.counts[self.labels.index(label)]
