@@ -35,6 +35,7 @@ HEARTBEAT = 10  # seconds, there; Flower takes no fewer, and misses a node after
 LONGEST = 100  # bytes of a socket's path that all systems take
 SERVERS = ("flower-superlink", "flower-supernode")
 CLIENTS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
+FETCHING = ("flower-supernode", "flwr-serverapp", "flwr-clientapp")
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -122,13 +123,20 @@ def _hurry(pause: float) -> None:
     start_client_internal.time = shorter  # type: ignore[assignment]
 
 
-def _look_again_soon() -> None:
-    """In this process, a site's answer, the SuperNode beside it is asked again after a tenth of a
-    second for a message that it is still fetching. Flower would wait for a second, then for two."""
-    from flwr.supernode.runtime import run_clientapp
+def _look_again_soon(name: str) -> None:
+    """In this process, which fetches messages, a part of one that is still on its way is asked for
+    again after a tenth of a second. Flower would wait for a second, then for two, part by part."""
+    module: Any
+    fetch = "pull_objects"
+    if name == "flwr-clientapp":
+        from flwr.supernode.runtime import run_clientapp as module
 
-    original = run_clientapp.pull_and_inflate_object_from_tree
-    run_clientapp.pull_and_inflate_object_from_tree = partial(original, initial_backoff=0.1)
+        fetch = "pull_and_inflate_object_from_tree"
+    elif name == "flower-supernode":
+        from flwr.supernode import start_client_internal as module
+    else:
+        from flwr.superlink.grid import http_grid as module
+    setattr(module, fetch, partial(getattr(module, fetch), initial_backoff=0.1))
 
 
 def _wait_for_the_database() -> None:
@@ -175,8 +183,8 @@ def main() -> None:
         _wait_for_the_database()
     else:
         connect(name, path)
-    if name == "flwr-clientapp":
-        _look_again_soon()
+    if name in FETCHING:
+        _look_again_soon(name)
     if name in (*SERVERS, "flower-superexec"):
         subprocess.Popen = _Popen  # type: ignore[misc,assignment]
     (program,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
