@@ -207,7 +207,9 @@ def test_little_or_nothing_measured_can_be_drawn_too(tmp_path):
     drawn = figures.figures_of(group)
     assert "matrix" in drawn and "over-rounds" not in drawn
     for name, figure in drawn.items():
+        engine = figure.get_layout_engine()
         figures.save(figure, tmp_path / "figures", name)
+        assert figure.get_layout_engine() is engine is not None
     page = report_on(tmp_path, tmp_path)
     assert page.one("h1")["text"] == "fedavg reaches 0.500"
     assert "No accuracy was measured for fedmes." in page.one("main")["text"]

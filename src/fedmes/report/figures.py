@@ -289,7 +289,8 @@ def figures_of(group: Group, names: Sequence[str] | None = None) -> dict[str, Fi
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """As PNG with 150 dots per inch, SVG and PDF; the same figure gives the same bytes."""
+    """As PNG with 150 dots per inch, SVG and PDF, laid out alike; the same figure gives the same
+    bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     metadata: dict[str, Any] = {
@@ -297,7 +298,10 @@ def save(figure: Figure, folder: Path, name: str) -> None:
         "svg": {"Date": None, "Creator": None},
         "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     }
+    engine = figure.get_layout_engine()
     with matplotlib.rc_context(mpl.SETTINGS):
         for kind, about in metadata.items():
             with whole(folder / f"{name}.{kind}") as part:
                 figure.savefig(part, format=kind, metadata=about)
+            figure.set_layout_engine(None)  # where things are now: finding that out takes a third
+        figure.set_layout_engine(engine)
