@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedmes.methods.base import ClientContext, Method
@@ -22,12 +22,12 @@ def needed_in_steps_only(
     with _Watch({name: state[name] for name in names}) as watch:
         ended = method.end_round(state, server, ctx)
         state = state | ended
-        watch.note((method.upload(state, ctx), method.report(state, server)))
+        watch.note((ended, method.upload(state, ctx), method.report(state, server)))
     return set(watch.names.values()) - watch.read - set(ended)
 
 
-class _Watch(TorchFunctionMode):
-    """Notes which tensors a function takes."""
+class _Watch(TorchDispatchMode):
+    """Notes which tensors an operator takes."""
 
     def __init__(self, watched: Tensors) -> None:
         super().__init__()
@@ -37,7 +37,12 @@ class _Watch(TorchFunctionMode):
     def note(self, values: Any) -> None:
         self.read |= {self.names[id(t)] for t in tree_leaves(values) if id(t) in self.names}
 
-    def __torch_function__(
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler, to tell it to leave this alone."""
+        return False
+
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self.note((args, kwargs))
