@@ -199,7 +199,7 @@ def test_a_file_that_fails_to_import(tmp_path, text, message):
         ("MLPP", "unknown model 'MLPP'; known: cnn2, cnn6, linear, mlp"),
         ("transformer", "unknown model 'transformer'; known: cnn2, cnn6, linear, mlp"),
         ("notes.txt:Net", "unknown model 'notes.txt:Net'; known: cnn2, cnn6, linear, mlp"),
-        ("net.py", "unknown model 'net.py'; known: cnn2, cnn6, linear, mlp"),
+        ("net.py", "model 'net.py': name the class in the file, too: net.py:NAME"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name, message):
