@@ -84,13 +84,17 @@ def test_a_disk_that_fills_up_at_the_end(tmp_path, monkeypatch):
 
 
 FILLS_UP = """
-import subprocess, sys, pathlib, fedmes
+import subprocess, sys, pathlib, time, fedmes
+from fedmes.experiment import journal
 disk = pathlib.Path(sys.argv[1])
+every, journal.PAUSE = sys.argv[3], float(sys.argv[4])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk], check=True)
-options = dict(benchmark="synthetic", clients=3, tasks=2, rounds=2, epochs=1, checkpoint={"every": "round"})
+options = dict(benchmark="synthetic", clients=3, tasks=2, rounds=2, epochs=1, checkpoint={"every": every})
 
 def fill(now):
     if now.rounds_done == 3:
+        while not (disk / "o/checkpoint/round-000002.sha256").exists():
+            time.sleep(0.01)
         with open(disk / "others", "wb", buffering=0) as file:
             try:
                 while file.write(bytes(4096)):
@@ -110,7 +114,19 @@ print(again.acc.tobytes() == whole.acc.tobytes(), len(again.rounds) == len(whole
 
 
 @pytest.mark.slow
-def test_a_real_disk_that_fills_up(tmp_path):
+@pytest.mark.parametrize(
+    ("every", "pause", "said"),
+    [
+        (
+            "round",
+            "inf",
+            "no checkpoint could be written (No space left on device); the last one is intact",
+        ),
+        ("task", "0", "the results cannot be written (No space left on device"),
+    ],
+)
+def test_a_real_disk_that_fills_up(every, pause, said, tmp_path):
+    """Whichever file meets it first: a checkpoint, or what a run writes of itself as it goes."""
     enter = ["unshare", "--user", "--map-root-user", "--mount"]
     if (
         shutil.which("unshare") is None
@@ -125,12 +141,11 @@ def test_a_real_disk_that_fills_up(tmp_path):
         FILLS_UP,
         str(tmp_path / "disk"),
         str(tmp_path / "whole"),
+        every,
+        pause,
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
     message, same = done.stdout.strip().splitlines()
-    assert (
-        "no checkpoint could be written (No space left on device); the last one is intact"
-        in message
-    )
+    assert said in message
     assert same == "True True"
