@@ -1,5 +1,6 @@
 import pytest
 
+from helpers.mistakes import write  # noqa: F401  (a fixture)
 from helpers.runs_of_methods import Run
 
 

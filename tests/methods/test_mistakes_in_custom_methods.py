@@ -1,61 +1,18 @@
-"""Mistakes in a method or model of one's own: two lines with file, line and rule, before anything
-starts."""
+"""Mistakes in a method of one's own: two lines with file, line and rule, before anything starts."""
 
 import importlib
-import random
 import re
 import sys
 from pathlib import Path
-from textwrap import dedent
 
-import numpy as np
 import pytest
-import torch
 
 import fedmes
 from fedmes import config
 from fedmes.cli.app import main
-from fedmes.errors import UserError
-from fedmes.experiment import rehearsal, watched
+from fedmes.experiment import watched
 from fedmes.experiment.prepare import prepare
-from fedmes.methods import FedAvg, FedMeS, FedWeIT, KNNPer
-
-TINY = {
-    "benchmark": "synthetic", "clients": 3, "tasks": 3, "rounds": 2, "epochs": 1, "batch": 8, "stream.frac": 10,
-    "synthetic.train": 20, "synthetic.test": 3, "memory": 9, "model": "mlp", "model.width": 6, "device": "cpu",
-}  # fmt: skip
-ENGINES = ["loop", "stacked"]
-
-
-@pytest.fixture
-def write(tmp_path, monkeypatch):
-    """A file in the working directory, with a class `Mine` that has these functions."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(body, base="FedAvg", name="mine.py"):
-        head = "import torch\nfrom torch import nn\nfrom fedmes.methods import FedAvg, Method, pick\n\n"
-        text = f"{head}class Mine({base}):\n" + "".join(
-            f"    {line}\n" for line in dedent(body).strip().splitlines()
-        )
-        Path(name).write_text(text)
-        return text
-
-    yield write
-    sys.modules.pop("fedmes_user_mine", None)
-
-
-def refused(engine, **options):
-    with pytest.raises(UserError) as error:
-        fedmes.run(**TINY | {"engine": engine, "out": "out"} | options)
-    assert not Path("out").exists()  # nothing is written
-    return str(error.value).splitlines()
-
-
-def line_of(text, marked):
-    """The number of the line that has these words."""
-    (found,) = [number for number, line in enumerate(text.splitlines(), 1) if marked in line]
-    return found
-
+from helpers.mistakes import ENGINES, TINY, line_of, refused
 
 # what is in the file, the line of it that is named, what is said, the rule
 METHODS = {
@@ -256,118 +213,6 @@ def test_a_mistake_that_only_the_stacked_engine_minds(write):
         f", mine.py:{line_of(text, '+= ctx.lr')}"
     )
     assert "docs/own-method.md" in where
-
-
-# --- models ---------------------------------------------------------------------------------------
-
-BODY = "def __init__(self, shape, classes):\n    super().__init__()\n    self.head = nn.Linear(64, classes)\n"
-MODELS = {
-    "no features": (BODY, "class Mine", "model Mine needs `head`, its last nn.Linear, and `features(x)`"),
-    "no head": ("def features(self, x):\n    return x\ndef __init__(self, shape, classes):\n    super().__init__()",
-                "class Mine", "model Mine needs `head`, its last nn.Linear, and `features(x)`"),
-    "a layer that does not fit": (BODY + "def features(self, x):\n    return nn.Flatten()(x) @ torch.ones(7, 64)",
-                                  "torch.ones(7", "model Mine cannot take samples of shape"),
-    "an error when it is made": (BODY + "    self.width = shape[0] / 0", "/ 0",
-                                 "model Mine: it fails with ZeroDivisionError: division by zero"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", MODELS)
-def test_a_mistake_in_a_model_names_its_line(case, engine, write):
-    body, marked, said = MODELS[case]
-    text = write(body, base="nn.Module")
-    lines = refused(engine, model="mine.py:Mine", method="fedmes", **{"model.width": None})
-    assert lines[0].startswith(said)
-    assert f"mine.py:{line_of(text, marked)}" in "\n".join(lines)
-    assert "docs/own-model.md" in lines[1]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("method", ["fedavg", "mine.py:Mine"])
-def test_a_model_is_blamed_for_its_own_lines(method, engine, write):
-    """Whoever calls it; here it fails as soon as gradients are wanted."""
-    write("pull = 1")
-    text = write(
-        BODY
-        + "def features(self, x):\n    assert not torch.is_grad_enabled()\n    return x.flatten(1)",
-        base="nn.Module",
-        name="model.py",
-    )
-    lines = refused(engine, model="model.py:Mine", method=method, **{"model.width": None})
-    assert lines[0].startswith("model Mine") and "AssertionError" in lines[0]
-    assert f"model.py:{line_of(text, 'assert')}" in "".join(lines)
-    assert lines[1].endswith("docs/own-model.md")
-
-
-# --- the rehearsal itself -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("base", [FedAvg, FedMeS, FedWeIT, KNNPer])
-def test_what_keeps_the_rules_passes(base, engine):
-    """Also what reads values in the network, masks, and functions that call each other by name."""
-
-    class Mine(base):
-        def step(self, state, broadcast, batch, mem, ctx):
-            batch = batch._replace(mask=torch.where(batch.y > 0, batch.mask, batch.mask))
-            new = super().step(state=state, broadcast=broadcast, batch=batch, mem=mem, ctx=ctx)
-            return new | self.begin_task(state, broadcast, ctx=ctx)
-
-        def report(self, state, broadcast):
-            one_hot = torch.nn.functional.one_hot(
-                torch.zeros_like(state["log.loss"], dtype=torch.int64), 3
-            )
-            return super().report(state, broadcast) | {"own": one_hot.sum() * 1.0}
-
-    options = {"engine": engine, "model.dropout": 0.3}
-    assert prepare(config.load(None, TINY | options), {"method": Mine}).config.engine.name == engine
-
-
-def test_it_draws_nothing_and_leaves_nothing():
-    def states():
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-
-    class Careless(FedAvg):
-        """It draws where no rule is broken: its answers do not depend on it."""
-
-        calls = 0
-
-        def end_round(self, state, broadcast, ctx):
-            random.random(), np.random.rand()  # noqa: NPY002
-            Careless.calls += 1
-            self.calls = self.calls + 1
-            return {}
-
-    before = states()
-    prepared = prepare(config.load(None, TINY | {"engine": "loop"}), {"method": Careless})
-    assert states() == before
-    assert Careless.calls == 8  # two clients, two tasks of a round each, asked twice
-    assert "calls" not in vars(prepared.method) and "step" not in vars(prepared.method)
-
-
-def test_it_is_as_short_whatever_the_run(monkeypatch):
-    """Two clients and a few samples, however many there are; and nothing at all for what the
-    package brings."""
-    seen = []
-
-    class Counting(FedAvg):
-        def step(self, state, broadcast, batch, mem, ctx):
-            seen.append(len(batch.x))
-            return super().step(state, broadcast, batch, mem, ctx)
-
-    large = TINY | {
-        "clients": 20,
-        "tasks": 10,
-        "rounds": 50,
-        "epochs": 10,
-        "server.min_clients": 5,
-        "engine": "loop",
-    }
-    prepare(config.load(None, large), {"method": Counting})
-    assert seen == [2, 2, 1, 1] * 4  # each step twice
-    monkeypatch.setattr(rehearsal, "rehearse", None)
-    prepare(config.load(None, TINY))
 
 
 def test_a_run_of_one_client_and_one_task_is_rehearsed_too(write):

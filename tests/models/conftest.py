@@ -1,0 +1,1 @@
+from helpers.mistakes import write  # noqa: F401  (a fixture)
