@@ -83,7 +83,9 @@ def test_property_7_the_knowledge_base_contributes_nothing_in_the_first_task(tra
             early, late = (trail.trained[g][k][f"w.alpha.{name}"] for g in (2, 3))
             assert (early != 0).all() and (early != late).all()
             given = contribution(trail.trained[3][k], name, 1)
-            assert given.any()
+            added = trail.trained[3][k][f"past.added.{name}"]
+            assert given.any() and not added[2].any()
+            assert torch.equal(added[0], trail.trained[1][k][f"past.added.{name}"][0])
             base = trail.servers[3][f"kb.{name}"][0]
             torch.testing.assert_close(
                 given, torch.einsum("j,jab->ab", late, base), rtol=1e-12, atol=1e-15
