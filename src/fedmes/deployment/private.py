@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from importlib.metadata import distribution
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,11 @@ HEARTBEAT = 10  # seconds, there; Flower takes no fewer, and misses a node after
 LONGEST = 100  # bytes of a socket's path that all systems take
 SERVERS = ("flower-superlink", "flower-supernode")
 CLIENTS = ("flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
-FETCHING = ("flower-supernode", "flwr-serverapp", "flwr-clientapp")
+FETCHES = {  # of each program that fetches messages: the module, and its function that does it
+    "flower-supernode": ("flwr.supernode.start_client_internal", "pull_objects"),
+    "flwr-serverapp": ("flwr.superlink.grid.http_grid", "pull_objects"),
+    "flwr-clientapp": ("flwr.supernode.runtime.run_clientapp", "pull_and_inflate_object_from_tree"),
+}
 SETTINGS = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -123,20 +128,11 @@ def _hurry(pause: float) -> None:
     start_client_internal.time = shorter  # type: ignore[assignment]
 
 
-def _look_again_soon(name: str) -> None:
-    """In this process, which fetches messages, a part of one that is still on its way is asked for
-    again after a tenth of a second. Flower would wait for a second, then for two, part by part."""
-    module: Any
-    fetch = "pull_objects"
-    if name == "flwr-clientapp":
-        from flwr.supernode.runtime import run_clientapp as module
-
-        fetch = "pull_and_inflate_object_from_tree"
-    elif name == "flower-supernode":
-        from flwr.supernode import start_client_internal as module
-    else:
-        from flwr.superlink.grid import http_grid as module
-    setattr(module, fetch, partial(getattr(module, fetch), initial_backoff=0.1))
+def _look_again_soon(module: str, function: str) -> None:
+    """A part of a message that is still on its way is asked for again after a tenth of a second.
+    Flower would wait for a second, then for two, part by part."""
+    place = import_module(module)
+    setattr(place, function, partial(getattr(place, function), initial_backoff=0.1))
 
 
 def _wait_for_the_database() -> None:
@@ -183,8 +179,8 @@ def main() -> None:
         _wait_for_the_database()
     else:
         connect(name, path)
-    if name in FETCHING:
-        _look_again_soon(name)
+    if name in FETCHES:
+        _look_again_soon(*FETCHES[name])
     if name in (*SERVERS, "flower-superexec"):
         subprocess.Popen = _Popen  # type: ignore[misc,assignment]
     (program,) = distribution("flwr").entry_points.select(group="console_scripts", name=name)
