@@ -240,14 +240,18 @@ def test_another_user_of_the_machine_gets_nowhere(federation):
 def test_the_operators_commands(federation):
     command = [sys.executable, "-P", "-m", "fedmes", "federation", "flwr"]
     listing = ["supernode", "ls", "federation", "--format", "json"]
-    said = subprocess.run(
-        [*command, str(federation.folder / "superlink"), *listing],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(said.stdout[said.stdout.index("{") :])
-    assert [node["status"] for node in found["nodes"]] == ["online"] * 3
+
+    def all_online():
+        said = subprocess.run(
+            [*command, str(federation.folder / "superlink"), *listing],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(said.stdout[said.stdout.index("{") :])
+        return [node["status"] for node in found["nodes"]] == ["online"] * 3
+
+    until(all_online, "three nodes are online")
     said = subprocess.run(
         [*command, str(federation.folder), *listing], capture_output=True, text=True, check=False
     )
