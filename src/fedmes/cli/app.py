@@ -30,7 +30,7 @@ KEPT = 2**30
 TOLD = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
-# a folder that one may not enter, a name that is too long, links in a circle: the words were wrong
+# a folder that one may not enter, a name that is too long, links in a circle: bad input
 UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
 # of each command: its module, and the first sentence of its help

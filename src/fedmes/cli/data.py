@@ -81,7 +81,7 @@ def check(
         return
     from fedmes.data.catalog import CATALOG, data_root, find, how_to_get, load
 
-    if name is not None and name not in CATALOG and {"/", "."} & {*name}:
+    if name is not None and name not in CATALOG and ("/" in name or "." in name):
         raise UserError(f"{name}: there is no such file or folder")
     root = root or data_root()
     usable = True
