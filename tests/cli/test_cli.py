@@ -51,7 +51,7 @@ def test_help_imports_no_command(flag, tmp_path):
 
 def test_torch_keeps_memory_between_steps_unless_told_otherwise(monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", None)
-    monkeypatch.setattr(cli, "app", lambda: None)
+    monkeypatch.setattr(cli, "app", lambda **_: None)
     # glibc is told, too: this process goes on as it is
     monkeypatch.setattr(os, "environ", {"GLIBC_TUNABLES": ""})
     for said in ("1000", "20"):

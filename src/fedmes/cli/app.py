@@ -10,18 +10,16 @@ import signal
 import sys
 import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import click
 import typer
-from typer.core import TyperGroup
 from typer.main import get_group
 
+from fedmes.cli.group import Group
 from fedmes.common.text import printable
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.version import __version__
-
-if TYPE_CHECKING:
-    import click
 
 # of glibc's malloc.h, and the bytes that are kept
 M_TRIM_THRESHOLD = -1
@@ -32,6 +30,9 @@ TOLD = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
 # a folder that one may not enter, a name that is too long, links in a circle: bad input
 UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
+
+# Click's error where a group is called with nothing else; before 8.2 it prints the help itself
+NO_WORDS = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 # of each command: its module, and the first sentence of its help
 COMMANDS = {
@@ -79,7 +80,7 @@ COMMANDS = {
 }
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """A command's module is imported where the command is named, not to list all of them."""
 
     def resolve_command(
@@ -149,13 +150,16 @@ def _status() -> int:
     """Run the command and return its exit status."""
     try:
         try:
-            app()
+            status = app(prog_name="fedmes", standalone_mode=False)
         finally:
             sys.stdout.flush()  # a failure to write is reported here, not after the program's end
+        return status if isinstance(status, int) else 0
     except SystemExit as end:
         if end.code is None:
             return 0
         return end.code if isinstance(end.code, int) else 1
+    except click.ClickException as error:
+        return _misused(error)
     except UserError as error:
         _say(f"error: {error}")
         return 2
@@ -178,7 +182,17 @@ def _status() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _say(f"error: the output cannot be written ({error.strerror}); results are in their files")
         return 2
-    return 0
+
+
+def _misused(error: click.ClickException) -> int:
+    """What is wrong with the words of a command, in two lines; without any words, its help."""
+    if isinstance(error, NO_WORDS):
+        error.show()
+        return 2
+    _say(f"error: {error.format_message()}")
+    if (context := getattr(error, "ctx", None)) is not None:
+        _say(f"`{context.command_path} -h` lists what there is")
+    return 2
 
 
 def _say(text: str) -> None:

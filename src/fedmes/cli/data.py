@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fedmes.cli.group import Group
 from fedmes.errors import UserError
 
 app = typer.Typer()
-group = typer.Typer(help="List, download and verify data sets.", no_args_is_help=True)
+group = typer.Typer(cls=Group, help="List, download and verify data sets.", no_args_is_help=True)
 app.add_typer(group, name="data")
 Root = Annotated[
     Path | None, typer.Option(metavar="DIR", help="folder of data sets; default: FEDMES_DATA")

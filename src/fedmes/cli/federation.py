@@ -8,12 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from fedmes.cli import options, terminal
+from fedmes.cli.group import Group
 from fedmes.config.options import Config
 from fedmes.deployment import require_flower
 
 app = typer.Typer()
-site = typer.Typer(help="Set up a site, a participant with its own data.", no_args_is_help=True)
-federation = typer.Typer(help="Run federations of several sites on Flower.", no_args_is_help=True)
+site = typer.Typer(
+    cls=Group, help="Set up a site, a participant with its own data.", no_args_is_help=True
+)
+federation = typer.Typer(
+    cls=Group, help="Run federations of several sites on Flower.", no_args_is_help=True
+)
 app.add_typer(site, name="site")
 app.add_typer(federation, name="federation")
 
