@@ -20,7 +20,7 @@ from fedmes.config.signature import with_options
 from fedmes.config.trust import check_trust
 from fedmes.data import in_memory
 from fedmes.errors import UserError
-from fedmes.experiment import comparison, runner
+from fedmes.experiment import comparison, runner, unused_options
 from fedmes.experiment.forget import forgotten
 from fedmes.experiment.prepare import Prepared, prepare
 from fedmes.experiment.recorder import Listener, Progress
@@ -66,7 +66,9 @@ def run(
     if resume:
         config = runner.as_stored(config, directory, trust, given)
     show = partial(_listening, _listed(on_progress), bar)
-    result = _execute(prepare(config, given), directory, show, resume=resume, again=again)
+    prepared = prepare(config, given)
+    unused_options.warn_of_other_methods(prepared.config, prepared.method)
+    result = _execute(prepared, directory, show, resume=resume, again=again)
     _say_reused(result)
     return result
 

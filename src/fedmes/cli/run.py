@@ -38,14 +38,16 @@ def run(
     quiet: options.Quiet = False,
 ) -> None:
     """Train one method on one benchmark and evaluate it. Default: FedMeS on Split Digits."""
-    from fedmes.experiment import runner
+    from fedmes.experiment import runner, unused_options
     from fedmes.experiment.prepare import prepare
 
     if resume:
         config = runner.as_stored(config, out, trust)
     if tensorboard:
         config = config.with_({"output.tracker": "tensorboard"})
-    _run(prepare(config), out, quiet, resume, again)
+    prepared = prepare(config)
+    unused_options.warn_of_other_methods(prepared.config, prepared.method)
+    _run(prepared, out, quiet, resume, again)
 
 
 @app.command("resume", epilog="Example: fedmes resume runs/split-digits-fedmes-1a2b3c4d")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedmes.common import keyed_random, plugins
 from fedmes.common.own_code import blaming
@@ -27,13 +26,11 @@ from fedmes.engines.devices import (
 )
 from fedmes.engines.flower import privacy
 from fedmes.errors import UserError, unknown
-from fedmes.experiment import rehearsal
+from fedmes.experiment import rehearsal, unused_options
 from fedmes.methods import METHODS, dp_sgd
 from fedmes.methods.base import Method
 from fedmes.models import networks
-from fedmes.models.adapters import is_adapted
 from fedmes.models.functional import Net
-from fedmes.models.pretrained import Pretrained
 from fedmes.tensors import Tensors, grown
 
 Make = Callable[..., Any]  # a class, or a function that makes a thing
@@ -95,11 +92,9 @@ def resolve(
     method = build_method(make_method, net, config)
     dp_sgd.check(method)
     privacy.check(config.privacy)
-    _warn_of_unused_noise(config)
     refuse_on_mps(config, method.exact_sums)
     decided = _method_options(config, method)
-    _warn_of_unused(config, method)
-    _warn_of_unused_rank(config, net.parts.module)
+    unused_options.warn(config, method, net.parts.module)
     decided |= {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
     robust.check(method)
     if (rule := robust.rule_of(method)) != "none":
@@ -259,34 +254,6 @@ def custom_section(make: Make) -> str:
     if section in SECTIONS:
         return ""
     return section
-
-
-def _warn_of_unused(config: Config, method: Method) -> None:
-    for option in method.unused:
-        section, name = option.split(".")
-        options = getattr(config, section)
-        value = getattr(options, name)
-        if value != type(options).model_fields[name].default:
-            text = f"{option}: method {config.method_name} ignores it, so {value} changes nothing"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _warn_of_unused_rank(config: Config, module: nn.Module) -> None:
-    rank = config.model.rank
-    if rank is None or not isinstance(module, Pretrained) or is_adapted(module):
-        return
-    train = config.model.train or "head"
-    text = f"model.rank: model.train={train} has no adapters, so {rank} changes nothing"
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _warn_of_unused_noise(config: Config) -> None:
-    engine = config.engine.name
-    if config.privacy.clip is not None and engine != "flower":
-        text = (
-            f"privacy.clip: with engine {engine} no update leaves the process, so none is clipped"
-        )
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def first_net(config: Config, facts: DataFacts, make: Make) -> Net:
