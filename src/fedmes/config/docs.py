@@ -13,9 +13,10 @@ INTRODUCTION = """\
 # Options
 
 Some options have a flag (`fedmes run --help`); all can be set with `--set key=value` or in a TOML
-file. The command line overrides the file, and the file overrides the defaults of the benchmark. In
-a TOML file a plain value stands for the main option of a section: `model = "mlp"` means
-`model.name = "mlp"`, and likewise for `memory` (its size), `engine`, `optim` and `data` (a path).
+file. The command line overrides the file, and the file overrides the defaults of the benchmark; of
+a flag and a `--set` of the same option, `--set` counts. In a TOML file a plain value stands for the
+main option of a section: `model = "mlp"` means `model.name = "mlp"`, and likewise for `memory` (its
+size), `engine`, `optim` and `data` (a path).
 
 ```toml
 method = "fedmes"
