@@ -119,7 +119,7 @@ def test_command_with_nothing_to_say(command, digits_run, tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
     (tmp_path / "empty").mkdir()
     for arguments, words in (
-        ([client, tmp_path / "bad.png"], "error: no image could be read"),
+        ([client, tmp_path / "bad.png"], "error: nothing there could be read"),
         ([client, tmp_path / "empty"], "no images there"),
         ([client, tmp_path / "bad.png", "--show", "why.jpg"], "needed is the name of a .png file"),
         ([client, tmp_path / "bad.png", "--show", "absent/why.png"], "cannot be written there"),

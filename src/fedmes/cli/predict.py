@@ -72,7 +72,7 @@ def predict(
         if show is not None and len(shown) < picture.ROWS:
             shown.append((item, prediction))
     if not found and skipped:
-        raise UserError("no image could be read")
+        raise UserError("nothing there could be read")
     if not found:
         raise UserError(f"{', '.join(map(str, paths))}: no images there")
     if show is not None:
