@@ -18,15 +18,16 @@ try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
-print("torch._dynamo" in sys.modules)
+print({{"torch._dynamo", "sympy"}} & sys.modules.keys())
 """
 
 
 @pytest.mark.parametrize("method", ["fedmes", "ewc"])
 def test_a_run_does_not_import_it(method, tmp_path):
+    """Nor what it computes sizes with, which torch imports for a slope that is a tensor."""
     code = RUN.format(method, tmp_path / "run")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False", done.stderr
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
 
 
 def losses(w):
@@ -45,10 +46,14 @@ def test_gradients_are_torchs(which, monkeypatch):
         value, pull_back = vjp(lambda w: losses(w)[which], w)
         return pull_back(torch.ones_like(value), retain_graph=False, create_graph=False)[0]
 
+    def without_a_slope(w):
+        _, pull_back = vjp(lambda w: losses(w)[which], w)
+        return pull_back(None, retain_graph=False, create_graph=False)[0]
+
     def of_grad(w):
         return grad(lambda w: losses(w)[which])(w)
 
-    expected = [vmap(f)(w) for f in (of_vjp, of_grad)]
+    expected = [vmap(f)(w) for f in (of_vjp, of_vjp, of_grad)]
     monkeypatch.delitem(sys.modules, "torch._dynamo")
     calls = []
     ours = no_compiler._by_autograd
@@ -56,8 +61,8 @@ def test_gradients_are_torchs(which, monkeypatch):
         no_compiler, "_by_autograd", lambda *given, **more: calls.append(1) or ours(*given, **more)
     )
     with compiler_left_out():
-        found = [vmap(f)(w) for f in (of_vjp, of_grad)]
-    assert len(calls) == 2
+        found = [vmap(f)(w) for f in (of_vjp, without_a_slope, of_grad)]
+    assert len(calls) == 3
     for theirs, mine in zip(expected, found, strict=True):
         assert theirs.keys() == mine.keys()
         assert all(torch.equal(theirs[name], mine[name]) for name in theirs)

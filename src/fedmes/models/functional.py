@@ -168,9 +168,9 @@ class Net:
             return self._plain_gradient(loss, params, has_aux)
         # `grad_and_value`, without what it keeps for a second derivative: half the memory.
         value, pull_back, *aux = vjp(loss, params, has_aux=has_aux)
-        slope = torch.ones_like(value)
+        # A slope of 1 is not named: where it is a tensor, torch imports sympy, to compare sizes.
         with compiler_left_out():
-            (gradient,) = pull_back(slope, retain_graph=False, create_graph=False)
+            (gradient,) = pull_back(None, retain_graph=False, create_graph=False)
         return gradient, (value, *aux) if has_aux else value
 
     def _plain_gradient(

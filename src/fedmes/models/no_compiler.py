@@ -31,12 +31,12 @@ def compiler_left_out() -> Iterator[None]:
 def _by_autograd(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    grad_outputs: Sequence[Tensor] | None = None,
+    grad_outputs: Sequence[Tensor | None] | None = None,
     retain_graph: bool = False,
     create_graph: bool = True,
 ) -> tuple[Tensor, ...]:
     """As torch's own: where nothing depends on an input, its gradient is 0."""
-    given = grad_outputs or [torch.ones_like(output) for output in outputs]
+    given = grad_outputs or [None] * len(outputs)  # None: 1, for a loss
     dependent = [pair for pair in zip(outputs, given, strict=True) if pair[0].requires_grad]
     if not dependent:
         return tuple(map(torch.zeros_like, inputs))
