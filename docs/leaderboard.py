@@ -34,6 +34,8 @@ INTRO = """\
   predict with the client's own.
 * `fedweit` on Split CIFAR-100 with 10 clients never learns in two of the five seeds, at the rate that was chosen for it
   on another one ([what it has at a third of that rate](paper-results.md)).
+* A run whose options were not selected by the protocol has no row: `knn-per` and `flwf` on Split CIFAR-100 are in
+  [paper-results.md](paper-results.md).
 
 """
 

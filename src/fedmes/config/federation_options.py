@@ -49,7 +49,7 @@ class Server(Section):
         "none, clip, median, trimmed-mean, multi-krum or geometric-median: how the server averages "
         "updates of which some may be malicious. `clip` scales every update down to the round's "
         "median norm ([what helps against what](attacks.md)).",
-        unset="`clip` for real sites, `none` in simulations",
+        unset="`clip` for real sites if the method's server takes a mean, else `none`",
     )
     dishonest: Annotated[float, Field(ge=0, lt=0.5)] = option(
         0.3,
