@@ -138,7 +138,7 @@ def test_a_listener_ends_a_run_early_with_a_result_and_it_can_be_resumed(finishe
     assert whole.own_metrics[-1] == {"round": 6, "late": 1.0}
 
 
-def test_a_run_that_ends_before_its_first_score_has_none(tmp_path):
+def test_a_run_that_ends_before_its_first_score_has_none(finished, tmp_path):
     early = fedmes.run(method="fedavg", out=tmp_path, on_progress=lambda now: now.stop(), **TINY)
     assert early.stopped == "stopped early after round 1 of 6: as asked"
     assert np.isnan(early.acc).all()
@@ -147,6 +147,10 @@ def test_a_run_that_ends_before_its_first_score_has_none(tmp_path):
     )
     with pytest.raises(fedmes.UserError, match="has learned nothing yet"):
         fedmes.load_client(tmp_path / "seed0/client1").predict(np.zeros((8, 8, 1), np.uint8))
+    heard = []
+    whole = fedmes.resume(tmp_path, on_progress=heard.append)
+    np.testing.assert_array_equal(whole.acc, finished.acc)
+    assert (heard[0].rounds_done, heard[0].accuracy) == (2, whole.acc[0, :, 0, 0].mean())
 
 
 def test_stopping_in_the_last_round_changes_nothing(finished, tmp_path):

@@ -113,6 +113,18 @@ def test_sites_learn_what_a_simulation_learns(policy, more, photographs, folders
     assert client.predict(photographs / "south/t1/test/class0/0.png").labels[0][:5] == "class"
 
 
+def test_sites_with_several_versions_of_each_image(photographs, folders, tmp_path):
+    """Each site draws how its own images move; a policy counts an image once."""
+    settled = agreed(tmp_path, photographs, method="fedmes-plus", **{"model.views": 3})
+    for folder, fewest in zip(folders, (8, 9), strict=True):
+        with (folder / "site.toml").open("a") as file:
+            file.write(f"[policy]\nmin_samples = {fewest}\n")
+    got = server.serve(inprocess.at_sites(folders), settled, tmp_path / "server")
+    (reason,) = got.sites_left_out.values()
+    assert "min_samples = 9: task 1: training samples: 8" in reason
+    assert not np.isnan(got.acc[0, 0, -1]).any()
+
+
 @pytest.mark.slow
 def test_new_tasks_replace_features(photographs, folders, tmp_path):
     settled = agreed(tmp_path, photographs, method="fedavg").with_({"tasks": 3})

@@ -145,7 +145,9 @@ def test_updates_that_do_not_fit():
     assert answer({1: updates[1]}) == ([3.0, 4.0], {1: MISFIT})
     assert answer({}) == ([3.0, 4.0], {})
     more = server_of(6, **{"server.min_clients": 3})
-    assert more(updates)[0] == [3.0, 4.0]  # two good ones are too few
+    kept, left_out = more(updates)  # two good ones are too few
+    assert kept == [3.0, 4.0]
+    assert (left_out[0], left_out[5]) == ("too few updates", "too few updates")
 
 
 def test_an_average_that_is_not_finite_is_not_kept():
@@ -310,3 +312,18 @@ def test_who_has_no_accuracy_is_remembered_by_a_checkpoint():
     resumed.restore(*stored(made))
     (note,) = resumed.result(1, ["another"], Origin()).notes[1:]
     assert "client 1 after task 0 (seed 3), client 1 after task 1 (seed 3);" in note
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("method", ["fedstats", "regmean"])
+def test_a_client_with_many_samples_counts_where_the_server_adds_up(method, engine, tmp_path):
+    """Its sums are 150 times as large as others', and honest."""
+    rng = np.random.default_rng(0)
+    data = {}
+    for name, count in (("a", 16), ("b", 16), ("c", 16), ("large", 2400)):
+        y = np.arange(count) % 2
+        x = (rng.standard_normal((count, 10)) + 2 * y[:, None]).astype(np.float32)
+        data[name] = {"first": (x, y)}
+    sizes = {"rounds": 1, "epochs": 1, "device": "cpu", "engine": engine}
+    run = fedmes.run(method=method, data=data, out=tmp_path, **sizes)
+    assert {row["reason"] for row in run.rounds} == {""}

@@ -120,7 +120,9 @@ class Policy(BaseModel):
     def check_samples(self, plan: Plan, labels: Ints) -> None:
         """Refuse tasks that are so small that what leaves tells of single samples."""
         for position in range(len(plan.test)):
-            classes = labels[plan.rows[plan.task == position]]
+            # the samples themselves; their views come behind them
+            numbers = np.flatnonzero(plan.task[: plan.count] == position)
+            classes = labels[plan.rows[numbers]]
             task = f"task {position + 1}"
             self._at_least("min_samples", len(classes), f"{task}: training samples")
             fewest = int(np.unique(classes, return_counts=True)[1].min())

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmes.engines.devices import dtype_of
 from fedmes.engines.robust import Votes, median_of, robust_votes
 from fedmes.methods.base import Method
 from fedmes.scenario.population import MANY
@@ -16,10 +17,11 @@ from fedmes.tensors import Tensors, map_entries, stacked
 
 TOO_FAR = 100  # times the median, see `screened`
 MISFIT = "wrong names or shapes"
-# verdicts of `screened`; the last one is about the round as a whole
-REJECTIONS = ("", "not finite", "absurd norm", "no finite average")
+# verdicts of `screened`; the last two are about the round as a whole
+REJECTIONS = ("", "not finite", "absurd norm", "no finite average", "too few updates")
 NOT_FINITE = 1
 NO_AVERAGE = 3
+TOO_FEW = 4
 
 
 class Update(NamedTuple):
@@ -49,9 +51,10 @@ def aggregate_round(
     if clients > MANY and method.aggregation != "individual":
         numbers = sorted(usable)  # nobody's place matters, and there are too many
     all_updates = [usable.get(k, absent) for k in numbers]
-    place = next(iter(expected.values()), torch.zeros(()))
-    sent = torch.tensor([k in usable for k in numbers], device=place.device)
-    samples = torch.tensor([update.samples for update in all_updates]).to(place)
+    device = next(iter(expected.values()), torch.zeros(())).device
+    sent = torch.tensor([k in usable for k in numbers], device=device)
+    counts = [update.samples for update in all_updates]
+    samples = torch.tensor(counts, dtype=dtype_of(method.config), device=device)
     uploads = stacked([update.tensors for update in all_updates])
     outcome = settle_round(method, server, Votes(uploads, sent, samples))
     if bool(outcome.taken):
@@ -74,13 +77,18 @@ def settle_round(method: Method, server: Tensors, votes: Votes) -> Outcome:
     """Screen what clients sent and average it. Tensors throughout, so that an engine can map this
     over seeds."""
     found = distances(server, votes.uploads, votes.present)
-    verdict = screened(found, votes.present)
+    verdict = screened(method, found, votes.present)
     present = votes.present & (verdict == 0)
     enough = present.sum() >= method.config.server.min_clients
     new = method.aggregate(server, *robust_votes(method, server, votes._replace(present=present)))
     usable = finite(new, present)
-    verdict = torch.where(present & enough & ~usable, NO_AVERAGE, verdict)
-    return Outcome(new, enough & usable, verdict)
+    return Outcome(new, enough & usable, of_the_round(verdict, present, enough, usable))
+
+
+def of_the_round(verdict: Tensor, present: Tensor, enough: Tensor, usable: Tensor) -> Tensor:
+    """The verdicts where good updates are too few, or their aggregate is not finite."""
+    verdict = torch.where(present & ~enough, TOO_FEW, verdict)
+    return torch.where(present & enough & ~usable, NO_AVERAGE, verdict)
 
 
 def tampered(method: Method, upload: Tensors, received: Tensors, factor: Tensor | float) -> Tensors:
@@ -133,16 +141,18 @@ def distances(server: Tensors, uploads: Tensors, sent: Tensor) -> Distances:
     return Distances(finite, square, own)
 
 
-def screened(found: Distances, sent: Tensor) -> Tensor:
+def screened(method: Method, found: Distances, sent: Tensor) -> Tensor:
     """An index into REJECTIONS for each update; clients that did not send [n] do not count.
 
     A norm outlier is farther from the server's state than TOO_FAR times the round's median distance
     and than TOO_FAR times that state's norm. The median alone would reject a client that still
-    learns when the others are done.
+    learns when the others are done. Sums grow with a client's samples: of them, none is too large.
     """
     finite, square, own = found
-    median = median_of(square, sent & finite)
-    far = (square > TOO_FAR**2 * torch.maximum(median, own)) | ~torch.isfinite(square)
+    far = ~torch.isfinite(square)
+    if method.aggregation != "sum":
+        median = median_of(square, sent & finite)
+        far = far | (square > TOO_FAR**2 * torch.maximum(median, own))
     return torch.where(finite, torch.where(far, 2, 0), 1)
 
 

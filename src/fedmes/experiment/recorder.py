@@ -269,7 +269,8 @@ class Recorder:
         if "acc" in self.accuracy:
             table = self.accuracy["acc"]
             learned = np.flatnonzero(~np.isnan(table).all(axis=(0, 1, 3)))
-            accuracy = float(np.nanmean(table[:, :, learned[-1]]))
+            if len(learned):  # none, if a run was stopped in its first task and goes on
+                accuracy = float(np.nanmean(table[:, :, learned[-1]]))
         task, index = max(map(attrgetter("position", "index"), self.latest), default=(0, 0))
         tables = {}
         if scores:

@@ -136,7 +136,7 @@ def _sum(method: Method, members: Members, broadcast: Tensors) -> Tensors:
         return {}
     device = next(iter(uploads.values())).device
     sent = torch.ones(len(working), dtype=torch.bool, device=device)
-    verdicts = screened(distances(broadcast, uploads, sent), sent)
+    verdicts = screened(method, distances(broadcast, uploads, sent), sent)
     total: Tensors = {}
     for (place, answer), verdict in zip(working.items(), verdicts.tolist(), strict=True):
         facts = answer.facts.model_copy(update={"verdict": verdict})

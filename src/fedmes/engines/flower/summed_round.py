@@ -12,7 +12,15 @@ from fedmes.engines import wire
 from fedmes.engines.flower.answers import Trained
 from fedmes.engines.flower.plain_round import PlainRound
 from fedmes.engines.robust import rule_of
-from fedmes.engines.server import MISFIT, NO_AVERAGE, REJECTIONS, distances, finite, screened
+from fedmes.engines.server import (
+    MISFIT,
+    NO_AVERAGE,
+    REJECTIONS,
+    TOO_FEW,
+    distances,
+    finite,
+    screened,
+)
 from fedmes.engines.summed import aggregate_sum, share, sums_are_enough, weight_of
 from fedmes.methods.base import Method
 from fedmes.tensors import Tensors, added, map_entries, stacked
@@ -74,7 +82,7 @@ class SummedRound(PlainRound):
         parts = [*self.parts, *self._single(server)]
         typical = stacked([self._typical(server, part) for part in parts])
         sent = torch.ones(len(parts), dtype=torch.bool)
-        verdicts = screened(distances(server, typical, sent), sent)
+        verdicts = screened(self.method, distances(server, typical, sent), sent)
         good = []
         for part, verdict in zip(parts, verdicts.tolist(), strict=True):
             if verdict:
@@ -83,7 +91,9 @@ class SummedRound(PlainRound):
                 good.append(part)
         clients = [k for part in good for k in part.clients]
         weight = sum(part.weight for part in good)
-        if len(clients) < self.method.config.server.min_clients or not weight:
+        if len(clients) < self.method.config.server.min_clients:
+            return server, self.left_out | dict.fromkeys(clients, REJECTIONS[TOO_FEW])
+        if not weight:
             return server, self.left_out
         total = reduce(added, [part.total for part in good])
         new = aggregate_sum(self.method, server, total, weight, self.expected)

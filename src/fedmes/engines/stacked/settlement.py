@@ -120,7 +120,7 @@ class Settlement:
         samples = self._all([wave.votes.samples for wave in self.waves])
         found = [wave.distances for wave in self.waves if wave.distances is not None]
         every = server.Distances(*map(self._all, zip(*found, strict=True)))
-        verdict = vmap(server.screened)(every, sent)
+        verdict = vmap(partial(server.screened, method))(every, sent)
         present = sent & (verdict == 0)
         weights = torch.where(present, self._weights(samples), 0)
         if method.aggregation == "mean":
@@ -135,8 +135,7 @@ class Settlement:
         usable = vmap(server.finite)(new, present)
         enough = present.sum(1) >= method.config.server.min_clients
         self._take_over(new, enough & usable)
-        lost = present & (enough & ~usable)[:, None]
-        return torch.where(lost, server.NO_AVERAGE, verdict)
+        return server.of_the_round(verdict, present, enough[:, None], usable[:, None])
 
     def _all(self, parts: Sequence[Any]) -> Any:
         """Tensors, or dictionaries of them, of several waves here and elsewhere as one."""
