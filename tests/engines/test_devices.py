@@ -103,6 +103,9 @@ def test_an_apple_gpu_is_taken_where_it_is_named(monkeypatch):
 def test_what_an_apple_gpu_cannot(options, words):
     asked = config.load(None, {"device": "mps", "engine.name": "loop"} | options)
     with pytest.raises(UserError, match=words):
-        refuse_on_mps(asked, FedStats.exact_sums)
-    refuse_on_mps(config.load(None, {"device": "mps", "engine.name": "loop"}), exact_sums=False)
-    refuse_on_mps(config.load(None, options | {"device": "cpu"}), FedStats.exact_sums)
+        refuse_on_mps(asked, FedStats.exact_sums, robust="none")
+    plain = config.load(None, {"device": "mps", "engine.name": "loop"})
+    refuse_on_mps(plain, exact_sums=False, robust="none")
+    with pytest.raises(UserError, match="robust=clip compares in float64; use --device cpu"):
+        refuse_on_mps(plain, exact_sums=False, robust="clip")
+    refuse_on_mps(config.load(None, options | {"device": "cpu"}), FedStats.exact_sums, "clip")

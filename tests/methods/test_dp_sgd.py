@@ -156,6 +156,15 @@ def test_simulated_noise_is_normal_and_repeats():
     assert float((drawn**4).mean()) == pytest.approx(3, abs=0.15)
 
 
+def test_the_noise_of_consecutive_steps_is_independent():
+    """Of squares, too: what is large in one step says nothing about the next one."""
+    like = torch.zeros(200_000, dtype=torch.float64)
+    a, b, c = (simulated_noise(torch.tensor(123 + step), like) for step in range(3))
+    for one, other in ((a, b), (a, c), (b, c)):
+        table = torch.stack([one, one.abs(), other, other.abs()])
+        assert torch.corrcoef(table)[:2, 2:].abs().max() < 0.012  # five deviations
+
+
 def test_the_noise_of_real_sites_is_never_the_same():
     like = torch.zeros(1000)
     first, second = (unpredictable_noise(torch.tensor(1), like) for _ in range(2))

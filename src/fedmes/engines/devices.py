@@ -62,9 +62,9 @@ def is_one_gpu(name: str) -> bool:
     return re.fullmatch(r"cuda(:\d+)?", name) is not None
 
 
-def refuse_on_mps(config: Config, exact_sums: bool) -> None:
+def refuse_on_mps(config: Config, exact_sums: bool, robust: str) -> None:
     """An Apple GPU has no float64, and the stacked engine keeps its books in that. `exact_sums`:
-    does the method?"""
+    does the method? `robust`: the server's rule."""
     if config.device != "mps":
         return
     if config.engine.precision != "float32":
@@ -75,6 +75,8 @@ def refuse_on_mps(config: Config, exact_sums: bool) -> None:
         raise UserError(
             f"device mps: method {config.method_name} sums in float64; use --device cpu"
         )
+    if robust != "none":
+        raise UserError(f"device mps: server.robust={robust} compares in float64; use --device cpu")
 
 
 def device_name(device: torch.device) -> str:

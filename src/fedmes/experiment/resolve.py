@@ -92,7 +92,7 @@ def resolve(
     method = build_method(make_method, net, config)
     dp_sgd.check(method)
     privacy.check(config.privacy)
-    refuse_on_mps(config, method.exact_sums)
+    refuse_on_mps(config, method.exact_sums, robust.rule_of(method))
     decided = _method_options(config, method)
     unused_options.warn(config, method, net.parts.module)
     decided |= {"memory.policy": _policy(config, method)} | dict(method.resolved_options)
