@@ -103,6 +103,19 @@ def test_clients_that_come_and_go_on_two_devices(tmp_path):
     same(tmp_path / "two", tmp_path / "one")
 
 
+@pytest.mark.slow
+def test_clients_that_came_and_went_and_then_all_stay(tmp_path):
+    """First some clients of every seed on each device, then some seeds."""
+    options = {"method": "ditto", "seeds": [0, 3], "clients": 4}
+    want = runner.execute(prepared("cpu", **options), tmp_path / "one")
+    few = prepared("cpu,cpu", **options, **{"engine.stack": 2})
+    two = tmp_path / "two"
+    runner.execute(few, two, on_progress=lambda now: now.rounds_done == 2 and now.stop())
+    assert "kept_clients" in state(two)
+    got = runner.execute(prepared("cpu,cpu", **options), two, resume=True)
+    np.testing.assert_array_equal(got.acc, want.acc)
+
+
 def test_what_cannot_be_shared_out():
     with pytest.raises(UserError, match="several need the stacked engine, and this run has loop"):
         prepared("cpu,cpu", **{"engine.name": "loop"})

@@ -95,10 +95,7 @@ class SharedSeeds(SharedOut):
 
     def restore(self, tensors: Tensors) -> None:
         state = {name: t for name, t in tensors.items() if name.startswith(STATE)}
-        parts = []
-        for mine in self.shares:
-            parts.append([{name: t[mine] for name, t in state.items()}])
-        self.processes.ask_each("restore", parts)
+        self.processes.ask_each("restore", [[_of_seeds(state, mine)] for mine in self.shares])
 
     def _in_order(self, found: Sequence[Sequence[Any]]) -> list[Any]:
         """With the indices that seeds have in the whole run."""
@@ -113,6 +110,19 @@ class SharedSeeds(SharedOut):
             if seed in mine:
                 return number, mine.index(seed)
         raise IndexError(seed)
+
+
+def _of_seeds(state: Tensors, mine: list[int]) -> Tensors:
+    """What a device with these seeds, one after the other, has of a state."""
+    kept = torch.zeros(0, dtype=torch.bool)
+    if (who := state.get("kept_clients")) is not None:  # (seed, client) of each kept record
+        kept = torch.isin(who[:, 0], torch.tensor(mine))
+    found: Tensors = {}
+    for name, t in state.items():
+        found[name] = t[kept] if name.startswith("kept") else t[mine]
+    if who is not None:
+        found["kept_clients"] = found["kept_clients"] - torch.tensor([mine[0], 0])
+    return found
 
 
 class SharedClients(SharedOut):
