@@ -112,7 +112,8 @@ def test_clients_that_came_and_went_and_then_all_stay(tmp_path):
     two = tmp_path / "two"
     runner.execute(few, two, on_progress=lambda now: now.rounds_done == 2 and now.stop())
     assert "kept_clients" in state(two)
-    got = runner.execute(prepared("cpu,cpu", **options), two, resume=True)
+    all_of_them = prepared("cpu,cpu", **options, **{"engine.stack": 8})
+    got = runner.execute(all_of_them, two, resume=True)
     np.testing.assert_array_equal(got.acc, want.acc)
 
 
