@@ -138,7 +138,9 @@ def test_a_run_is_that_of_the_file(of_file, tmp_path):
         data=COLUMNS, out=tmp_path / "here", on_progress=lambda now: now.stop(), **TINY
     )
     assert here.config.data.path == "<python>" and here.config.clients == 2
-    with pytest.raises(UserError, match="passed in from Python; pass it again, as data="):
+    with pytest.raises(
+        UserError, match=r"passed in from Python, so it is in no file; .* again, as data="
+    ):
         fedmes.resume(tmp_path / "here")
     changed = COLUMNS | {"x": COLUMNS["x"] + 1}
     with pytest.raises(UserError, match="the data from Python has changed since this run was made"):

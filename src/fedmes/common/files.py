@@ -108,9 +108,10 @@ def as_path(named: str | Path | None) -> Path | None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """One process per directory. The system frees the lock of a process that has been killed."""
+    """One process per directory. The system frees the lock of a process that has been killed; one
+    that only looks whether somebody works there has it for a moment (results/status.py)."""
     try:
-        lock = FileLock(run / ".lock").acquire(timeout=0)
+        lock = FileLock(run / ".lock").acquire(timeout=0.5)
     except Timeout:
         raise UserError(f"{run}: another process is working in this directory") from None
     with lock:

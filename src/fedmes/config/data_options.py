@@ -34,8 +34,8 @@ class Data(Section):
     )
     without: list[str] = option(
         [],
-        "clients of the data that take no part, a list of names. `clients` counts the others. "
-        "Written by `fedmes forget`.",
+        "clients of the data that take no part, a list of names. `clients` counts the others, "
+        "of whom `faults.attackers` are drawn. Written by `fedmes forget`.",
         unset="none",
     )
     image_size: Positive | None = option(

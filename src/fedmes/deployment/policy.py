@@ -64,7 +64,9 @@ class Policy(BaseModel):
     max_message_mb: Number = line(1024, "size of a message to this site, in MB, at most")
     max_disk_mb: Number = line(50_000, "size of this folder, in MB, at most")
     max_growth: AboveZero = line(
-        1000.0, "norm of the server's model, as a multiple of the last good one, at most"
+        1000.0,
+        "norm of the server's model, as a multiple of the last good one, at most. What FedStats "
+        "sends are sums, which grow with the samples of all",
     )
 
     @classmethod

@@ -284,7 +284,10 @@ def _benchmark(config: Config, further: int) -> Source:
 
 def _in_memory(config: Config, table: Table | None) -> Table:
     if table is None:
-        raise UserError("data: it was passed in from Python; pass it again, as data=...")
+        raise UserError(
+            "data: it was passed in from Python, so it is in no file; fedmes.run and fedmes.resume "
+            "take it again, as data=..."
+        )
     if config.data.image_size is not None:
         raise UserError("data.image_size: arrays have one size already; leave it out")
     if config.engine.name == "flower":

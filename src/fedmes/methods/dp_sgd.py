@@ -39,7 +39,7 @@ APART = 0x9E3779B97F4A7  # between the keys of a batch's samples, and of a model
 
 def simulated_noise(key: Tensor, like: Tensor) -> Tensor:
     """Standard normal numbers that are a function of a key: the same in every engine and after a
-    resume, and for whoever knows the seed. Box and Muller's formula, in float64 if there is that."""
+    resume, and for whoever knows the seed. Box and Muller's formula, in float64 where there is."""
     wide = torch.float32 if like.device.type == "mps" else torch.float64
     # two keys of its own for each: consecutive steps have consecutive keys
     above_zero = 1 - hashed_uniforms(2 * key, tuple(like.shape)).to(wide)

@@ -95,7 +95,13 @@ def _compute(front: nn.Module, x: NDArray[Any], one: Tensor, path: Path, views: 
                 outputs = front(pixels)
                 # numpy has no bfloat16
                 numbers = outputs.float() if one.dtype == torch.bfloat16 else outputs
-                into[some] = numbers.cpu().numpy()
+                found = numbers.cpu().numpy().astype(kept)
+                if not np.isfinite(found).all() and bool(numbers.isfinite().all()):
+                    raise UserError(
+                        "engine.precision=bf16: features beyond 65504 cannot be kept (in 16 bits); "
+                        "use float32, or model.cache=off"
+                    )
+                into[some] = found
                 report(view * len(x) + start, rows)
         out.flush()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ SHOWN = 9  # neighbours, where the method seeks none of its own
 # samples are from each other; of fewer than FEWEST, nobody knows how far is far.
 QUANTILE = 0.95
 FEWEST = 5
+ENOUGH = 500  # stored samples, to know it
 
 
 class Nearest:
@@ -22,7 +25,17 @@ class Nearest:
 
     def __init__(self, z: Tensor) -> None:
         self.z = z
-        self.limit = _limit(z)
+
+    @cached_property
+    def limit(self) -> float | None:
+        """The distance from which on a sample is unlike the stored ones. By leaving one out: how
+        far some stored samples are from the nearest other one."""
+        if len(self.z) < FEWEST:
+            return None
+        some = torch.linspace(0, len(self.z) - 1, min(len(self.z), ENOUGH)).long()
+        apart = torch.cdist(self.z[some].double(), self.z.double())
+        apart[torch.arange(len(some)), some] = torch.inf
+        return float(torch.quantile(apart.amin(1), QUANTILE))
 
     def find(self, query: Tensor) -> Tensors:
         """Of each query [B, D], "distance" and "index" of the nearest [B, K]."""
@@ -36,12 +49,3 @@ class Nearest:
         if self.limit is None:
             return None
         return distance[:, 0] > self.limit
-
-
-def _limit(z: Tensor) -> float | None:
-    """By leaving one out: how far each stored sample is from the nearest other one."""
-    if len(z) < FEWEST:
-        return None
-    apart = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist")
-    apart.fill_diagonal_(torch.inf)
-    return float(torch.quantile(apart.amin(1), QUANTILE))

@@ -80,7 +80,7 @@ class Run:
 
     @property
     def left_out(self) -> int:
-        """Updates that were not finite."""
+        """Updates that the server left out."""
         return self.result.left_out
 
     @property

@@ -253,7 +253,7 @@ def _differences(group: Group) -> list[tuple[str, list[tuple[str, str]]]]:
 def _notes(result: Result, left_out: int) -> list[str]:
     found = []
     if left_out:
-        found.append(f"{count(left_out, 'update')} not finite, kept out of the average")
+        found.append(f"{count(left_out, 'update')} left out of the average")
     found += [f"site left out: {name} ({reason})" for name, reason in result.sites_left_out.items()]
     found += privacy_account.words(result.privacy)
     found += result.further_notes[:3]

@@ -57,7 +57,7 @@ class Result:
     directory: Path | None = None
     # rounds' lambda, rule2, distance: means
     by_task: dict[str, list[float | None]] = field(default_factory=dict)
-    left_out: int = -1  # updates that were not finite; -1: counted from the rounds
+    left_out: int = -1  # updates that the server left out; -1: counted from the rounds
     # sites that were excluded at the end, with the reason
     sites_left_out: dict[str, str] = field(default_factory=dict)
     # SHA-256 of custom method, custom model, data

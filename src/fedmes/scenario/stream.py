@@ -157,7 +157,7 @@ class Stream:
         )
 
     def without(self, names: Sequence[str]) -> Stream:
-        """As if these clients had never been there; nothing changes for the others."""
+        """As if these clients had never been there; nothing changes in what the others learn."""
         if not names:
             return self
         there = self.names
@@ -369,6 +369,12 @@ def beside(streams: Sequence[Stream], offsets: Sequence[int]) -> Stream:
     return replace(first, clients=tuple(clients), position=position, active=active, notes=notes)
 
 
+def share_of(fraction: float, clients: int) -> int:
+    """A fraction of so many clients, rounded up; .55 of 100 are 55, whatever a product of floats
+    is."""
+    return math.ceil(fraction * clients - 1e-9)
+
+
 def with_absences(
     stream: Stream, fraction: float, drop: float, cohort: int | None = None
 ) -> Stream:
@@ -378,7 +384,7 @@ def with_absences(
     for g, row in enumerate(active):
         asked = np.flatnonzero(row)
         order = keyed_random.permutation(len(asked), stream.seed, "participation", g)
-        count = math.ceil(fraction * len(asked)) if cohort is None else cohort
+        count = share_of(fraction, len(asked)) if cohort is None else cohort
         row[asked[order[count:]]] = 0
         row[keyed_random.uniforms(len(row), stream.seed, "dropout-of-round", g) < drop] = 0
     return replace(stream, active=active)

@@ -43,6 +43,7 @@ from fedmes.engines.loop import tidy
 from fedmes.engines.summed import check_aggregation
 from fedmes.errors import UserError
 from fedmes.methods.base import ClientContext, Method
+from fedmes.scenario.stream import share_of
 from fedmes.tensors import Tensors, cast, grown, put
 
 # seconds that the server waits for all sites before it begins with those that are there
@@ -317,14 +318,14 @@ class FlowerEngine(Gathering):
             return here
         if (cohort := self.config.server.cohort) is not None:
             here = [k for k in self._answering(here, cohort) if self.nodes[k] in self.there]
-        count = cohort or -(-len(here) * self.config.server.fraction // 1)
+        count = cohort or share_of(self.config.server.fraction, len(here))
         if self.secure:
             count = max(count, LEAST)
         order = keyed_random.permutation(len(here), self.config.seeds[0], "participation", g)
         drawn = np.array(here)[order].tolist()
         if cohort is not None:  # those with a task come first
             drawn.sort(key=lambda k: (s, k) in self.done)
-        return sorted(drawn[: int(count)])
+        return sorted(drawn[:count])
 
     @torch.no_grad()
     def evaluate(self, g: int) -> list[Score]:
