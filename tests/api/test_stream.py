@@ -5,6 +5,7 @@ import pytest
 
 import fedmes
 from helpers.tiny_runs import TINY
+from helpers.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,14 @@ def test_a_loop_that_is_left_ends_the_run_there(whole, tmp_path):
     assert early.stopped == "stopped early after round 2 of 4: the loop was left"
     np.testing.assert_array_equal(early.acc[:, :, 0], whole.acc[:, :, 0])
     np.testing.assert_array_equal(fedmes.resume(tmp_path).acc, whole.acc)
+
+
+def test_a_loop_that_nobody_has_any_more_ends_its_run(tmp_path):
+    for step in fedmes.stream(out=tmp_path, bar=False, **TINY):
+        if step.rounds_done == 2:
+            break
+    until((tmp_path / "result.json").exists, "the run ends")
+    assert fedmes.load(tmp_path).stopped.endswith("after round 2 of 4: the loop was left")
 
 
 def test_an_error_is_raised_in_the_loop():

@@ -12,6 +12,7 @@ import fedmes
 from fedmes import config
 from fedmes.cli import app as cli
 from fedmes.errors import UserError
+from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.prediction.client import load_client
 from fedmes.report import collect, rerun
@@ -196,3 +197,86 @@ def test_the_section_of_a_built_in_method_is_its_class_name():
         if kind.Options is not None:
             assert kind.section() == name.replace("-", "").replace("+", "p")
             assert config.Config.model_fields[kind.section()].annotation is kind.Options
+
+
+KEPT = """
+from enum import Enum
+from pathlib import Path
+from typing import Optional
+
+from fedmes.methods import FedAvg, LFedCon2, FedStats, MethodOptions
+from beside import HALF
+
+
+class Élan(FedAvg):
+    class Options(MethodOptions):
+        größe: float = HALF
+        table: dict[str, float] = {"a b": 1.0}
+
+
+class Endless(FedAvg):
+    class Options(MethodOptions):
+        cap: float = float("inf")
+
+
+class Nothing(FedAvg):
+    class Options(MethodOptions):
+        cap: Optional[float] = 3.0
+
+
+class Place(FedAvg):
+    class Options(MethodOptions):
+        cap: Path = Path("here")
+
+
+class Rounds(FedAvg):
+    class Options(MethodOptions):
+        cap: float = 1.0
+
+
+class Ensemble(LFedCon2):
+    pass
+
+
+class Sums(FedStats):
+    pass
+"""
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """In a folder that is not the working directory, with a module beside it."""
+    (tmp_path / "beside.py").write_text("HALF = 0.5\n")
+    (tmp_path / "kept.py").write_text(KEPT)
+    yield tmp_path / "kept.py"
+    sys.path.remove(str(tmp_path))
+    del sys.modules["beside"]
+
+
+@pytest.mark.parametrize("name", ["Élan", "Ensemble", "Sums"])
+def test_names_of_any_language_tables_and_any_base_class(name, kept, tmp_path):
+    options = SIZES | {"method": f"{kept}:{name}"}
+    run = fedmes.run(out=tmp_path / "o", **options)
+    assert fedmes.run(out=tmp_path / "o", **options).reused
+    content = tomllib.loads((run.directory / "config.toml").read_text())
+    if name == "Élan":
+        assert content["élan"] == {"größe": 0.5, "table": {"a b": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "custom", "words"),
+    [
+        ("Endless", {}, "endless.cap: inf cannot be written to config.toml"),
+        (
+            "Nothing",
+            {"nothing": {"cap": None}},
+            "nothing.cap: None cannot be written to config.toml",
+        ),
+        ("Place", {}, r"place.cap: .*'here'\) cannot be written to config.toml"),
+        ("Rounds", {}, "rounds is an option itself; give the class another name"),
+    ],
+)
+def test_options_that_no_file_keeps_are_refused_before_training(name, custom, words, kept):
+    asked = config.load(None, SIZES | {"method": f"{kept}:{name}"})
+    with pytest.raises(UserError, match=words):
+        prepare(asked.model_copy(update={"custom": custom}))

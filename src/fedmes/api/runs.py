@@ -199,7 +199,8 @@ def _holds_samples(data: Any) -> bool:
     """Is it data itself, not a path nor options of the data?"""
     if data is None or isinstance(data, str | Path):
         return False
-    return not (isinstance(data, Mapping) and data.keys() <= SECTIONS["data"].model_fields.keys())
+    options = SECTIONS["data"].model_fields.keys()
+    return not (isinstance(data, Mapping) and data and data.keys() <= options)
 
 
 def _named(methods: str | Sequence[str | Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from queue import Queue
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from fedmes.config.keywords import Options
 
+LEFT = "the loop was left"
+
 
 @with_options
 def stream(
@@ -27,41 +30,36 @@ def stream(
     resume: bool = False,
     again: bool = False,
     trust: bool = False,
+    bar: bool = False,
     **options: Unpack[Options],
 ) -> Steps:
     """Run an experiment round by round: `for step in fedmes.stream(...)`, a `Progress` for each
-    round. The next round begins when it is asked for; `Steps.result` is the result."""
-    how = {"out": out, "resume": resume, "again": again, "trust": trust}
-    return Steps(partial(run, config_file, bar=False, **how, **options))  # type: ignore[arg-type]
+    round. The next round begins when it is asked for; `Steps.result` is the result. A loop that is
+    left ends the run after its round, as `Progress.stop` does."""
+    how = {"out": out, "resume": resume, "again": again, "trust": trust, "bar": bar}
+    return Steps(partial(run, config_file, **how, **options))  # type: ignore[arg-type]
 
 
 class Steps(Iterator[Progress]):
     """The rounds of a run. Training waits in a thread of its own while nobody asks for more."""
 
     def __init__(self, work: Callable[..., Result]) -> None:
-        self._work = work
-        self._steps: Queue[Progress | None] = Queue()  # None: there are no more
-        self._go_on = Semaphore(0)
-        self._thread = Thread(target=self._train, daemon=True)
+        self._training = _Training(work)
         self._now: Progress | None = None
         self._over = False
-        self._result: Result | None = None
-        self._error: BaseException | None = None
+        # when nobody has these steps any more, as after a `break`, nobody will ask for the next one
+        weakref.finalize(self, self._training.leave).atexit = False
 
     def __next__(self) -> Progress:
         if self._over:
             raise StopIteration
-        if self._now is None:
-            self._thread.start()
-        else:
-            self._go_on.release()
-        self._now = self._steps.get()
+        self._now = self._training.next(self._now)
         if self._now is not None:
             return self._now
         self._over = True
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self._training.thread.join()
+        if self._training.error is not None:
+            raise self._training.error
         raise StopIteration
 
     @property
@@ -69,21 +67,47 @@ class Steps(Iterator[Progress]):
         """The result, when the loop is over. If it was left before, the run ends after that round,
         as with `Progress.stop`."""
         if self._now is not None:
-            self._now.stop("the loop was left")
+            self._now.stop(LEFT)
         for _ in self:  # a loop that has not begun runs to its end
             pass
-        if self._result is None:
-            raise self._error or RuntimeError("the run has no result")
-        return self._result
+        if self._training.result is None:
+            raise self._training.error or RuntimeError("the run has no result")
+        return self._training.result
 
-    def _train(self) -> None:
+
+class _Training:
+    """The run, in its thread. It does not know the steps, so that these can be given up."""
+
+    def __init__(self, work: Callable[..., Result]) -> None:
+        self.thread = Thread(target=self._train, args=(work,), daemon=True)
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self._steps: Queue[Progress | None] = Queue()  # None: there are no more
+        self._go_on = Semaphore(0)
+        self._left = False
+
+    def next(self, now: Progress | None) -> Progress | None:
+        """The round after this one, or the first."""
+        if now is None:
+            self.thread.start()
+        else:
+            self._go_on.release()
+        return self._steps.get()
+
+    def leave(self) -> None:
+        self._left = True
+        self._go_on.release()
+
+    def _train(self, work: Callable[..., Result]) -> None:
         try:
-            self._result = self._work(on_progress=self._step)
+            self.result = work(on_progress=self._step)
         except BaseException as error:  # raised where the loop is
-            self._error = error
+            self.error = error
         finally:
             self._steps.put(None)
 
     def _step(self, now: Progress) -> None:
         self._steps.put(now)
         self._go_on.acquire()
+        if self._left:
+            now.stop(LEFT)

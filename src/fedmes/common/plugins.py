@@ -42,6 +42,8 @@ def resolve(kind: str, name: str, builtin: Mapping[str, Callable[..., Any]]) -> 
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
+    if str(path.parent) not in sys.path:  # last: modules beside it are found, and replace none
+        sys.path.append(str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -12,7 +12,7 @@ import difflib
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 
 from fedmes.common.keyed_random import Ints
 from fedmes.common.own_code import OwnCode, blaming
+from fedmes.common.seeded import seeded
 from fedmes.config.options import Config
 from fedmes.data.dataset import Dataset
 from fedmes.engines.base import Engine
@@ -87,11 +88,12 @@ def made(make: Make, net: Net, config: Config) -> Method:
         method = make(net, config)
     if not isinstance(method, Method):
         raise no_method
+    functions = _own_functions(type(method))
     for former, name in FORMER_NAMES.items():
-        if hasattr(method, former):
+        if former in functions:
             text = f"{former} is called {name} since 0.2.0"
             raise own.mistake(text, own.defined(), RULES["form"])
-    if misspelt := _misspelt(type(method)):
+    if misspelt := _misspelt(functions):
         wrong, right = misspelt
         text = f"{wrong} is no function of a method; did you mean {right}?"
         raise own.mistake(text, own.defined(wrong), RULES["form"])
@@ -103,13 +105,18 @@ def made(make: Make, net: Net, config: Config) -> Method:
     return method
 
 
-def _misspelt(kind: type[Method]) -> tuple[str, str] | None:
-    """A function of custom code whose name is nearly one of the contract's: nobody would call it.
-    Short names, such as `steps`, may well be helpers."""
+def _own_functions(kind: type[Method]) -> dict[str, Any]:
+    """What custom classes define, by name; not what they have from built-in methods."""
     own: dict[str, Any] = {}
     for base in kind.__mro__:
         if not base.__module__.startswith("fedmes."):
             own |= vars(base)
+    return own
+
+
+def _misspelt(own: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A function of custom code whose name is nearly one of the contract's: nobody would call it.
+    Short names, such as `steps`, may well be helpers."""
     for name, thing in own.items():
         near = difflib.get_close_matches(name, LONG_NAMES, n=1, cutoff=0.88)
         if near and near[0] not in own and inspect.isfunction(thing):
@@ -226,11 +233,11 @@ def _renumbered(client: Client, rows: Ints) -> Client:
 @contextmanager
 def _undrawn() -> Iterator[None]:
     """Afterwards, random numbers come as if none had been drawn."""
-    python = random.getstate()
-    old = np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
+    with seeded():
+        python = random.getstate()
+        old = np.random.get_state()  # noqa: NPY002
+        try:
             yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(old)  # noqa: NPY002
+        finally:
+            random.setstate(python)
+            np.random.set_state(old)  # noqa: NPY002

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from fedmes.config.catalog import options as all_options
 from fedmes.config.data_options import IN_MEMORY
 from fedmes.config.options import SECTIONS, Config, dotted
 from fedmes.config.resolved import ResolvedConfig
+from fedmes.config.section import Section
+from fedmes.config.toml_text import toml_text
 from fedmes.engines import robust
 from fedmes.engines.capacity import worth_compiling, worth_stacking
 from fedmes.engines.devices import (
@@ -131,6 +134,8 @@ def makers(
 
 
 def _refuse_small_cohort(config: Config) -> None:
+    if config.privacy.secure_aggregation and config.clients < 2:
+        raise UserError("privacy.secure_aggregation: a sum over one client hides nothing")
     cohort = config.server.cohort
     needed = config.server.min_clients
     if config.federation.sites and cohort is not None and cohort < needed:
@@ -240,10 +245,26 @@ def _method_options(config: Config, method: Method) -> dict[str, Any]:
     own = {}
     if section := custom_section(type(method)):
         own[section] = method.options.model_dump(by_alias=True)
+        _refuse_what_no_file_keeps(section, method.options)
     for key in dotted(config.custom):
         if key.partition(".")[0] not in own:
             raise unknown("key", key, [*all_options(), *dotted(own)])
     return own
+
+
+def _refuse_what_no_file_keeps(section: str, options: Section) -> None:
+    """A run must be the same when its options are read again."""
+    for key, value in options.model_dump(by_alias=True).items():
+        try:
+            kept = tomllib.loads(toml_text({section: {key: value}})).get(section, {})
+            again = type(options).model_validate(kept).model_dump(by_alias=True)[key]
+        except (TypeError, ValueError):
+            again = ...
+        if again != value:
+            raise UserError(
+                f"{section}.{key}: {value!r} cannot be written to config.toml and read again; "
+                "use numbers, texts, true or false, lists, or tables of them"
+            )
 
 
 def custom_section(make: Make) -> str:
@@ -253,6 +274,8 @@ def custom_section(make: Make) -> str:
     section = make.section()
     if section in SECTIONS:
         return ""
+    if section in Config.model_fields:
+        raise UserError(f"{section} is an option itself; give the class another name")
     return section
 
 

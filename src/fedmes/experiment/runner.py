@@ -59,6 +59,8 @@ def named_here(**named: str | Callable[..., Any] | None) -> dict[str, Callable[.
     found: dict[str, Callable[..., Any]] = {}
     for kind, thing in named.items():
         if isinstance(thing, str):
+            if not plugins.is_custom(kind, thing):
+                raise UserError(f"{kind} '{thing}': here, name a custom one only, as FILE.py:Name")
             found[kind] = plugins.resolve(kind, thing, {})
         elif thing is not None:
             found[kind] = thing

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedmes.common import limits, plugins
+from fedmes.common.seeded import seeded
 from fedmes.errors import UserError, first_line
 from fedmes.models import timm_networks
 from fedmes.models.network import Network
@@ -333,8 +334,7 @@ def build(
     from the samples."""
     if factory in MODELS.values():
         _check_size(factory, name, shape, classes, options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         made: Any = _call(name, factory, shape, classes, options)
         if not isinstance(made, nn.Module):
             raise UserError(f"model {name}: {type(made).__name__} is not a torch.nn.Module")

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fedmes.common.seeded import seeded
 from fedmes.errors import UserError
 from fedmes.models.adapters import adapt, largest_rank
 from fedmes.models.efficientnet_lite import FEATURES, LEAST, EfficientNetLite0
@@ -246,8 +247,7 @@ class Lite0(Pretrained):
         feature_options.check(train)
         body = EfficientNetLite0()
         if weights == "none":
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # what is frozen must not depend on the seed of a run
+            with seeded(0):  # what is frozen must not depend on the seed of a run
                 body.apply(_draw_again)
         else:
             body.load(read_weights(weights_path(weights)))

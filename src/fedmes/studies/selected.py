@@ -25,7 +25,7 @@ def page(root: Path) -> str:
             chosen = agreed(protocol, rates, benchmark, method)
             text += f"\n[{benchmark}.{method}]\n"
             if chosen:  # else its defaults were
-                text += toml_text({f'"{key}"': value for key, value in chosen.items()})
+                text += toml_text(chosen)
     return text
 
 
