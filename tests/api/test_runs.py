@@ -161,3 +161,9 @@ def test_stopping_in_the_last_round_changes_nothing(finished, tmp_path):
     result = fedmes.run(method="fedavg", out=tmp_path, on_progress=at_the_end, **TINY)
     assert result.stopped == "" and result.own_metrics == []
     np.testing.assert_array_equal(result.acc, finished.acc)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    sizes = TINY | {"rounds": np.int64(1), "seeds": np.arange(2), "optim": {"lr": np.float32(0.5)}}
+    run = fedmes.run(method="fedavg", out=tmp_path, **sizes)
+    assert (run.config.rounds, run.config.seeds, run.config.optim.lr) == (1, [0, 1], 0.5)

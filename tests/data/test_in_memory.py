@@ -160,3 +160,20 @@ def test_what_data_in_memory_cannot_do(tmp_path):
 def test_a_run_is_extended_with_files_only(tmp_path):
     with pytest.raises(fedmes.UserError, match="extend: further data must be a file or a folder"):
         fedmes.extend(tmp_path, data=COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["splits", "Split"])
+def test_a_misspelt_split_is_not_left_out_in_silence(name, tmp_path):
+    arrays = {"x": np.zeros((4, 3), np.float32), "y": [0, 1, 0, 1], "client": [0] * 4}
+    arrays |= {"task": [0] * 4, name: [0, 0, 1, 1]}
+    said = f"{name} is not read; what says which samples test is `split`"
+    with pytest.raises(UserError, match=f"data: {said}"):
+        fedmes.run(data=arrays, out=tmp_path / "o")
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(UserError, match=f"own.npz: {said}"):
+        fedmes.run(data=tmp_path / "own.npz", out=tmp_path / "o")
+
+
+def test_no_clients_are_not_another_benchmark(tmp_path):
+    with pytest.raises(UserError, match="data: dict is not understood"):
+        fedmes.run(data={}, out=tmp_path / "o")

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedmes import config as configuration
 from fedmes.api.result import Result, Results
 from fedmes.common import plugins, progress
@@ -191,8 +193,19 @@ def _asked(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if _holds_samples(data := options.get("data")):
         given["data"] = in_memory.table(data)
         named["data"] = IN_MEMORY
-    asked = {name: value for name, value in named.items() if value is not None}
+    asked = {name: _plain(value) for name, value in named.items() if value is not None}
     return given, configuration.dotted(asked)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's own."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value
 
 
 def _holds_samples(data: Any) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def from_columns(columns: tables.Columns, path: Path | str, form: Form | None = 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Table:
     """The table of these arrays; `path`: where they are from, for messages."""
+    _refuse_misspelt_split(arrays, path)
     is_series = "series" in arrays
     x = _series(arrays["series"], path) if is_series else _pixels(arrays["x"], path)
     for name, values in arrays.items():
@@ -124,11 +126,21 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Table:
     return Table(dataset, client, task, test, client_names, task_names)
 
 
+def _refuse_misspelt_split(names: Iterable[str], path: Path | str) -> None:
+    """Without it, samples for tests are drawn, and nothing would say so. Other arrays may be
+    there."""
+    for name in names:
+        if name != "split" and get_close_matches(name.lower(), ["split"], cutoff=0.8):
+            raise UserError(f"{path}: {name} is not read; what says which samples test is `split`")
+
+
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX:  # as numpy.save writes it
                 raise UserError(f"{path}: one array, not an .npz file with {', '.join(NEEDED)}")
+        with np.load(path, allow_pickle=False) as archive:
+            _refuse_misspelt_split(archive.files, path)
         arrays = read_arrays(path, {*NEEDED, "series", "split"})
     except UserError:
         raise
