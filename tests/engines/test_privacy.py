@@ -168,3 +168,11 @@ def test_a_round_that_is_asked_for_again_has_the_same_noise(tmp_path):
     next_round = client()
     later = next_round.train(1, next_round.receive(broadcast, {}, 0)).upload
     assert not np.array_equal(later["w.head.weight"], asked[0]["w.head.weight"])
+
+
+def test_a_secure_sum_over_one_client_is_refused_beforehand():
+    options = {"benchmark": "synthetic", "engine.name": "flower", "method": "fedavg"}
+    options |= {"privacy.secure_aggregation": True, "device": "cpu"}
+    assert prepare(config.load(None, options | {"clients": 2})).config.clients == 2
+    with pytest.raises(UserError, match="a sum over one client hides nothing"):
+        prepare(config.load(None, options | {"clients": 1}))

@@ -69,7 +69,7 @@ def resolve(
     the initial weights of each seed. `given`: a method or model passed in from Python; `built`: the
     first seed's network, if there is one already."""
     _refuse_other_sizes(config, facts)
-    _refuse_small_cohort(config)
+    _refuse_small_cohort(config, facts.clients)
     device = pick_device(config.device)
     name = model_name(config, facts.shape, facts.has_tokens)
     make_method, make_model = makers(config, given, name).values()
@@ -133,8 +133,8 @@ def makers(
     return {"method": found["method"], "model": found["model"]}
 
 
-def _refuse_small_cohort(config: Config) -> None:
-    if config.privacy.secure_aggregation and config.clients < 2:
+def _refuse_small_cohort(config: Config, clients: int) -> None:
+    if config.privacy.secure_aggregation and clients < 2:
         raise UserError("privacy.secure_aggregation: a sum over one client hides nothing")
     cohort = config.server.cohort
     needed = config.server.min_clients
