@@ -272,7 +272,7 @@ def test_output_that_cannot_be_written(words, once):
 def test_an_error_that_is_not_of_the_output_is_not_hidden(command, monkeypatch):
     from fedmes.cli import app as cli
 
-    def fails():
+    def fails(**_):
         raise OSError(28, "No space left on device", "model.safetensors")
 
     monkeypatch.setattr(cli, "app", fails)

@@ -18,6 +18,8 @@ from fedmes.scenario.stream import Stream
 from oracle import simulate
 from oracle.federation import METHODS
 
+# SMALL has options of several methods
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no such option")
 NEAR = 1e-11  # of the largest weight of a tensor
 SMALL = {"rounds": 2, "epochs": 1, "batch": 5, "memory": 6, "model": {"name": "mlp", "width": 6}}
 # so that parts of A are small, and plain descent does not overshoot
