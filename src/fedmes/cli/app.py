@@ -10,9 +10,8 @@ import signal
 import sys
 import warnings
 from importlib import import_module
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.main import get_group
 
@@ -20,6 +19,9 @@ from fedmes.cli.group import Group
 from fedmes.common.text import printable
 from fedmes.errors import FederationError, Stopped, UserError
 from fedmes.version import __version__
+
+if TYPE_CHECKING:
+    import click
 
 # of glibc's malloc.h, and the bytes that are kept
 M_TRIM_THRESHOLD = -1
@@ -31,8 +33,10 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE)
 # a folder that one may not enter, a name that is too long, links in a circle: bad input
 UNREACHABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP)
 
-# Click's error where a group is called with nothing else; before 8.2 it prints the help itself
-NO_WORDS = getattr(click.exceptions, "NoArgsIsHelpError", ())
+# Click's errors, by way of Typer, which in later versions has a Click of its own
+MISUSED: Any = typer.BadParameter.__mro__[2]
+# where a group is called with nothing else; before 8.2 Click prints the help itself
+NO_WORDS = getattr(sys.modules[MISUSED.__module__], "NoArgsIsHelpError", ())
 
 # of each command: its module, and the first sentence of its help
 COMMANDS = {
@@ -158,7 +162,7 @@ def _status() -> int:
         if end.code is None:
             return 0
         return end.code if isinstance(end.code, int) else 1
-    except click.ClickException as error:
+    except MISUSED as error:
         return _misused(error)
     except UserError as error:
         _say(f"error: {error}")
@@ -184,7 +188,7 @@ def _status() -> int:
         return 2
 
 
-def _misused(error: click.ClickException) -> int:
+def _misused(error: Any) -> int:
     """What is wrong with the words of a command, in two lines; without any words, its help."""
     if isinstance(error, NO_WORDS):
         error.show()

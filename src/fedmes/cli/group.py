@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import click
+from typing import TYPE_CHECKING
+
 from typer.core import TyperGroup
 
 from fedmes.errors import unknown
+
+if TYPE_CHECKING:
+    import click
 
 
 class Group(TyperGroup):
