@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -94,6 +94,18 @@ def grown(stored: Tensor, fresh: Tensor) -> Tensor:
     result = fresh.clone(memory_format=torch.contiguous_format)
     result[tuple(map(slice, stored.shape))] = stored.to(fresh.device)
     return result
+
+
+def all_grown(
+    stored: Mapping[str, Tensor], part: str, fresh: Tensors, newer: Collection[str] = ()
+) -> Tensors:
+    """The same for the entries of a part, in the order of fresh ones; those that are newer than
+    what is stored may be missing there."""
+    found: Tensors = {}
+    for name, t in fresh.items():
+        place = f"{part}.{name}"
+        found[name] = t if name in newer and place not in stored else grown(stored[place], t)
+    return found
 
 
 def mean_of_present(uploads: Tensors, present: Tensor, weights: Tensor) -> Tensors:

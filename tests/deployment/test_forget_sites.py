@@ -18,11 +18,12 @@ NAMES = ("berlin", "lyon", "turin")
 AGREED = ("c0", "c1", "c2", "c3")
 
 
-def serve(root, names, months, out):
+def serve(root, names, months, out, late=lambda node, message: False):
     """The federation of some sites in the first months, whose data and folders are in `root`."""
     for name in names:
         growing.write(root / f"{name}.npz", [name], months)
     grid = inprocess.at_sites([root / name for name in names])
+    grid.late = late
     return server.serve(grid, growing.federation("fedstats", names, AGREED), out)
 
 
@@ -81,6 +82,26 @@ def test_what_is_left_is_a_federation_without_the_site(world, capsys):
         status, text = said(capsys, *words)
         assert status == 2 and reason in text.err and len(text.err.splitlines()) <= 2
         assert not list(world.glob("twice*"))
+
+
+@pytest.mark.slow
+def test_what_has_not_arrived_is_not_taken_out(tmp_path, capsys):
+    """Of its second month, the site's sums came too late."""
+
+    def late(node, message):
+        return node == 1 and message.metadata.message_type == "train"
+
+    root = folders(tmp_path / "sites", NAMES)
+    serve(root, NAMES[:2], 1, tmp_path / "out")
+    serve(root, NAMES, 2, tmp_path / "out", late)
+    words = ["site", "sums", root / "lyon", "--out", tmp_path]
+    assert said(capsys, *words)[0] == 0
+    file, new = tmp_path / "lyon.safetensors", tmp_path / "new"
+    assert said(capsys, "federation", "forget", tmp_path / "out", file, "--out", new)[0] == 0
+    others = folders(tmp_path / "others", ("berlin", "turin"))
+    serve(others, ("berlin",), 1, tmp_path / "never")
+    serve(others, ("berlin", "turin"), 2, tmp_path / "never")
+    same(sums(new), sums(tmp_path / "never"))
 
 
 def test_what_cannot_be_taken_out(tmp_path, capsys):

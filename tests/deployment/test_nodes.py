@@ -21,7 +21,7 @@ from fedmes.experiment.prepare import prepare
 from fedmes.results import checkpoint
 from fedmes.results.rounds_csv import read as rounds_of
 from fedmes.results.status import read as status_of
-from fedmes.tensors import put
+from fedmes.tensors import pick, put
 from helpers import growing, inprocess
 from helpers.flower_runs import TINY, loop
 
@@ -52,6 +52,30 @@ def close(one, other):
 
 def kinds(grid):
     return Counter(message.metadata.message_type for message in grid.received)
+
+
+@pytest.mark.slow
+def test_a_sum_that_did_not_arrive_is_in_the_next_one(tmp_path):
+    options = FIVE | {"method": "fedstats", "rounds": 3, "server.timeout": 50.0}
+    loop(tmp_path / "loop", options)
+    grid = inprocess.at_sites(trial(tmp_path, [0, 1, 2], [3, 4]))
+    trained = []
+
+    def late(node, message):
+        if message.metadata.message_type != "train":
+            return False
+        trained.append(node)
+        if trained.count(0) == 2:
+            grid.deliver()
+        return trained == [0, 1]
+
+    grid.late = late
+    server.serve(grid, config.load(None, options), tmp_path / "out")
+    assert trained == [0, 1, 0, 0, 1, 0, 1, 0, 1, 0, 1]
+    found, want = (
+        pick(checkpoint.latest(tmp_path / out)[0], "server.0") for out in ("out", "loop")
+    )
+    assert found.keys() == want.keys() and all(torch.equal(t, want[n]) for n, t in found.items())
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Clients on sites of their own, in one process: equal to the loop, whatever is lost on the way."""
 
+import json
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from fedmes.experiment.prepare import prepare
 from fedmes.methods import METHODS
 from fedmes.methods.fedavg import FedAvg
 from fedmes.results import checkpoint, status
+from fedmes.tensors import pick
 from helpers import inprocess
 from helpers.flower_runs import TINY, flower, loop
 from helpers.waiting import HANGS
@@ -56,7 +58,7 @@ def test_every_method_is_the_same_on_sites(method, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedmes", "fedweit"])
+@pytest.mark.parametrize("method", ["fedmes", "fedweit", "fedstats"])
 def test_dropouts_faults_staggered_tasks_and_seeds(method, tmp_path):
     options = TINY | {
         "method": method, "stream.arrival": "staggered", "faults.drop": 0.3, "faults.nan": 0.1, "seeds": [0, 3],
@@ -161,10 +163,12 @@ def test_a_message_that_comes_twice_changes_nothing_twice(tmp_path):
 class Rounds:
     """Which clients are asked to train in which round, and what happens there."""
 
-    def __init__(self, grid, late, arrives):
-        """`late`, `arrives`: rounds in which client 2 is late, and in which its answer arrives."""
-        self.grid, self.arrives, self.asked = grid, arrives, []
+    def __init__(self, grid, late, arrives, unheard=()):
+        """`late`, `arrives`: rounds in which client 2 is late, and in which its answer arrives;
+        `unheard`: in which it is not even reached."""
+        self.grid, self.arrives, self.asked, self.unheard = grid, arrives, [], unheard
         grid.away = self.note
+        grid.starts = lambda k: 1 + sum(k == 2 and len(self.asked) > g for g in unheard)
         grid.late = lambda k, message: k == 2 and len(self.asked) in late
 
     def note(self, k, message):
@@ -173,7 +177,7 @@ class Rounds:
                 self.asked.append([])
                 self.grid.deliver() if len(self.asked) in self.arrives else None
             self.asked[-1].append(k)
-        return False
+        return k == 2 and len(self.asked) in self.unheard
 
 
 @pytest.mark.slow
@@ -191,6 +195,41 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
     trained = [(row["task"], row["round"]) for row in result.rounds if row["client"] == 2]
     assert trained == [(0, 2), (1, 2)]
     assert np.isfinite(result.acc[0, :, 1]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapt", [0, 1])
+@pytest.mark.parametrize(("late", "unheard"), [((2, 5), ()), ((), (2, 5)), ((2, 6), (4,))])
+def test_sums_that_did_not_arrive_come_with_the_next_answer(late, unheard, adapt, tmp_path):
+    """And those that did, only once, whether or not the site has heard of a round since."""
+    options = TINY | {"method": "fedstats", "fedstats.adapt": adapt, "rounds": 4}
+    grid = inprocess.simulated(tmp_path / "lost", 3)
+    rounds = Rounds(grid, late, arrives=[g + 1 for g in late], unheard=unheard)
+    flower(tmp_path / "lost", options | {"server.timeout": 50.0}, grid)
+    heard = [2 in asked for asked in rounds.asked]
+    assert heard.count(False) == len(late + unheard) and heard[3] and heard[7]
+    flower(tmp_path / "whole", options)
+    found, want = sums(tmp_path / "lost"), sums(tmp_path / "whole")
+    for name in ("n",) if adapt else ("n", "s", "g"):  # a body is trained by those who answer
+        assert torch.equal(found[name], want[name])
+
+
+@pytest.mark.slow
+def test_in_secure_sums_nothing_is_sent_twice(tmp_path):
+    """The difference of two sums over other sites would be what one has sent."""
+    options = TINY | {"method": "fedstats", "clients": 4, "rounds": 3}
+    secure = {"privacy.secure_aggregation": True, "server.timeout": 50.0}
+    grid = inprocess.simulated(tmp_path / "lost", 4)
+    Rounds(grid, late=(1,), arrives=(2,))
+    flower(tmp_path / "lost", options | secure, grid)
+    flower(tmp_path / "whole", options)
+    split = json.loads((tmp_path / "whole/seed0/split.json").read_text())
+    never = len(split["clients"][2]["tasks"][0]["train"])
+    assert sums(tmp_path / "lost")["n"].sum() == sums(tmp_path / "whole")["n"].sum() - never
+
+
+def sums(out):
+    return pick(checkpoint.latest(out)[0], "server.0")
 
 
 @pytest.mark.slow

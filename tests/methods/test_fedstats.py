@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedmes import config
+from fedmes.engines.stacked.engine import StackedEngine
 from fedmes.errors import UserError
+from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedstats import GRID, SHARES, discriminant, nearest_mean, regression
 from fedmes.tensors import pick, symmetric, upper
 from helpers.engine_runs import loop_engine
@@ -71,6 +74,83 @@ def test_neither_the_order_nor_the_number_of_rounds_counts():
     absent = trained(**{"rounds": 12, "faults.drop": 0.4})
     assert any(0 < plan.active.sum() < 36 for plan in absent.federations[0].plans)
     same(server, absent.server_state(0))
+
+
+FAULTS = {"rounds": 3, "faults.nan": 0.5, "server.min_clients": 2}
+
+
+def told(run):
+    """Trained, with clients that hear of updates that were left out; how many were, and each
+    client's last row."""
+    left_out = 0
+    last = {}
+    for g in range(len(run.federations[0].plans[0].position)):
+        for row in run.round(g, last):
+            left_out += row.left_out
+            last[row.seed, row.client] = row
+        run.evaluate(g)
+    return left_out, last
+
+
+@pytest.mark.parametrize("stack", [None, 1000, 2], ids=["loop", "stacked", "in waves"])
+@pytest.mark.parametrize("adapt", [0, 1])
+def test_what_the_server_has_not_taken_comes_with_the_next_upload(adapt, stack):
+    """It has what clients have handed over but for what they still owe, to the last bit."""
+    options = TINY | FAULTS | {"clients": 4, "fedstats.adapt": adapt, "seeds": [0, 1, 2]}
+    if stack is None:
+        run = loop_engine(options)
+    else:
+        made = prepare(config.load(None, options | {"engine.name": "stacked"}))
+        run = StackedEngine(made.method, made.federations, made.samples, stack, compiled=False)
+    left_out, last = told(run)
+    owing = [who for who, row in last.items() if row.left_out]
+    assert left_out > 2 * len(owing) > 0
+    for s in range(3):
+        total = run.method.no_sums(torch.zeros(()))
+        everything = 0
+        for k in range(4):
+            state = run.clients[s][k] if stack is None else run.seats.state_of(s, k)
+            everything += state["own.n"].sum()
+            if (s, k) in owing:
+                state = state | run.method.upload_lost(state)
+            lost = run.method.lost(state, state["owed"])
+            total = {n: t + state[f"own.{n}"] - lost[n] for n, t in total.items()}
+        server = run.server_state(s)
+        same(total, {name: server[name] for name in total})
+        held = sum(len(run.federations[s].plans[k].rows) for k in range(4))
+        assert everything == held
+
+
+def test_what_is_no_number_is_not_sent_again():
+    run = engine()
+    state = run.clients[0][0]
+    new = {"new.n": torch.full_like(state["new.n"], torch.nan)}
+    state = state | new | {"sends": torch.tensor(True)}
+    state = state | run.method.upload_lost(state)
+    assert state["owed"]
+    sums = run.method.no_sums(torch.zeros(()))
+    ctx = run.client_data[0][0].ctx()._replace(first=torch.tensor(False))
+    after = run.method.begin_round(state, {}, sums, ctx)
+    assert not after["sends"] and not after["owed"] and not after["new.n"].any()
+    assert torch.equal(after["own.n"], state["own.n"])
+
+
+def test_a_state_of_an_earlier_version_goes_on():
+    """It has neither what was sent last nor whether that arrived."""
+    run = engine()
+    run.round(0)
+    snapshot = run.snapshot()
+    names = tuple(f".{name}" for name in run.method.newer)
+    older = {name: t for name, t in snapshot.items() if not name.endswith(names)}
+    assert len(older) < len(snapshot)
+    again = engine()
+    again.restore(older)
+    for g in range(1, len(run.federations[0].plans[0].position)):
+        run.round(g)
+        again.round(g)
+    same(run.server_state(0), again.server_state(0))
+    with pytest.raises(KeyError):
+        again.restore({name: t for name, t in snapshot.items() if not name.endswith(".own.n")})
 
 
 def test_a_client_can_be_taken_out_again_exactly():

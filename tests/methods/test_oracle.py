@@ -262,12 +262,18 @@ ON_BLOCKS = [
             "stream": {"arrival": "staggered"},
         },
     ),
+    (
+        "fedstats",
+        {"rounds": 3, "faults": {"nan": 0.4, "drop": 0.2}, "server": {"min_clients": 2}},
+    ),
+    ("fedstats", {"fedstats": {"adapt": 1}, "rounds": 3, "faults": {"nan": 0.4}}),
 ]
 
 ON_OWN_DATA = [
     ("fedavg", {"rounds": 2, "eval": {"model": "personal"}}),
     ("fedavg", {"model": {"name": "linear"}}),
     ("fedavg", {"rounds": 2, "faults": {"nan": 0.5}}),
+    ("fedstats", {"rounds": 2, "faults": {"nan": 0.5}}),
     ("fedprox", {"fedprox": {"mu": 1.5}, "optim": ADAM}),
     ("ditto", {"eval": {"model": "global"}}),
     (

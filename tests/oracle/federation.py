@@ -86,15 +86,21 @@ def simulate(name, directory, seed, x, y, fitted=None, held_back=None):
 def one_round(method, scenario, g):
     """Everybody with a part in it trains what it received; then the server takes the average of
     what came back."""
-    arrived, losses = [], []
+    arrived, lost, losses = [], [], []
     for client in scenario.clients:
         if (work := client.work(g)) is not None:
             with torch.enable_grad():
                 losses.append(method.train(client, work))
-            if not work.broken:
+            if work.broken:
+                lost.append(client)
+            else:
                 arrived.append((client, method.upload(client, work), len(work.samples)))
     if len(arrived) >= scenario.config["server"]["min_clients"]:
         method.aggregate(arrived)
+    else:
+        lost += [client for client, *_ in arrived]
+    for client in lost:
+        method.lost(client)
     return losses
 
 

@@ -24,6 +24,11 @@ class FedStats(FedAvg):
         state.own = self.nothing(classes, width)
         self.all = self.nothing(classes, width)
         state.told = set()
+        state.owed = None
+
+    def lost(self, client):
+        state = self.states[client.column]
+        state.owed = state.new
 
     def nothing(self, classes, width):
         shapes = {"n": (classes,), "s": (classes, width), "g": (width, width)}
@@ -46,6 +51,11 @@ class FedStats(FedAvg):
                     state.new["n"][label] += 1
                     state.new["s"][label] += feature
                     state.new["g"] += torch.outer(feature, feature)
+        if state.owed:
+            for name, t in state.owed.items():
+                state.new[name] = state.new[name] + t
+                state.own[name] = state.own[name] - t
+            state.owed = None
         for name, t in state.new.items():
             state.new[name] = t.float().double()  # as it is sent
             state.own[name] = state.own[name] + state.new[name]

@@ -91,6 +91,9 @@ class FedAvg:
     def upload(self, client, work):
         return self.shared(self.states[client.column].w)
 
+    def lost(self, client):
+        """What the client has just sent does not count."""
+
     def aggregate(self, arrived):
         """`arrived`: of who has sent something, (client, upload, number of samples)."""
         weights = [samples if self.weighted else 1 for _, _, samples in arrived]

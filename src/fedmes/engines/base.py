@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from fedmes.results.status import Site
@@ -32,6 +33,17 @@ class RoundRow:
     @property
     def left_out(self) -> bool:
         return bool(self.reason)
+
+
+# the last row of each client, by seed and client
+LastRows = Mapping[tuple[int, int], RoundRow]
+NO_ROWS: LastRows = MappingProxyType({})
+
+
+def lost(last: LastRows, seed: int, clients: Iterable[int]) -> list[bool]:
+    """Was a client's last update left out?"""
+    rows = [last.get((seed, k)) for k in clients]
+    return [row is not None and row.left_out for row in rows]
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,9 @@ class Engine(Protocol):
     def spent(self) -> str:
         """Why clients do not train any more: their privacy budgets; empty: they do."""
 
-    def round(self, g: int) -> list[RoundRow]:
-        """Train global round g of all seeds and average."""
+    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
+        """Train global round g of all seeds and average. `last`: so far; a client whose update was
+        left out hears of it (`Method.upload_lost`)."""
 
     def evaluate(self, g: int) -> list[Score]:
         """Score the clients that ended a task with round g."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.engines import wire
-from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.base import NO_ROWS, LastRows, RoundRow, Score, lost
 from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.engines.crew import Crew
 from fedmes.engines.protocol import EvalProtocol
@@ -25,7 +25,7 @@ from fedmes.methods.losses import is_right, undefined
 from fedmes.results.status import Site
 from fedmes.scenario.plan import NOTHING, Plan, Round
 from fedmes.scenario.population import MANY
-from fedmes.tensors import Tensors, added, cast, grown, map_entries, put
+from fedmes.tensors import Tensors, added, all_grown, cast, map_entries, put
 
 T = TypeVar("T")
 
@@ -258,19 +258,23 @@ class LoopEngine:
         return self.method.init(initial, self.client_data[s][k].ctx())
 
     @torch.no_grad()
-    def round(self, g: int) -> list[RoundRow]:
+    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
         rows: list[RoundRow] = []
         for s in range(len(self.client_data)):
-            rows += self._seed_round(s, g)
+            rows += self._seed_round(s, g, last)
         return rows
 
-    def _seed_round(self, s: int, g: int) -> list[RoundRow]:
+    def _seed_round(self, s: int, g: int, last: LastRows) -> list[RoundRow]:
         method = self.method
         broadcast = self.servers[s]
         each_round, first_round = map(int, map(wire.size, method.sent_down(broadcast)))
         done: list[RoundRow] = []
         updates: dict[int, Update] = {}
         members = self.federations[s].stream.members(g).tolist()
+        for k, missed in zip(members, lost(last, s, members), strict=True):
+            if missed:
+                state = self.clients[s][k]
+                self.clients[s][k] = state | method.upload_lost(state)
         tasks = [(self.client_data[s][k], self.clients[s][k]) for k in members]
         trained = self._crew.map(partial(_client_part, broadcast, g), tasks)
         for k, (work, state, upload, report, seconds) in zip(members, trained, strict=True):
@@ -324,16 +328,14 @@ class LoopEngine:
     def restore(self, tensors: Tensors) -> None:
         # In the engine's order and in its own memory: how sums round depends on both, and a file
         # keeps neither.
-        def own(part: str, like: Tensors) -> Tensors:
-            return {name: grown(tensors[f"{part}.{name}"], fresh) for name, fresh in like.items()}
-
         self.learned = tensors["learned"].tolist()
         stored = {tuple(name.split(".")[1:3]) for name in tensors if name.startswith("client.")}
+        newer = self.method.newer
         for s, row in enumerate(self.clients):
-            self.servers[s] = own(f"server.{s}", self.servers[s])
+            self.servers[s] = all_grown(tensors, f"server.{s}", self.servers[s])
             for k in range(len(row)):
                 if len(row) <= MANY or (str(s), str(k)) in stored:
-                    row[k] = own(f"client.{s}.{k}", row[k])
+                    row[k] = all_grown(tensors, f"client.{s}.{k}", row[k], newer)
 
     @torch.no_grad()
     def predictor(self, seed: int, client: int) -> Tensors:

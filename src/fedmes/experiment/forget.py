@@ -77,13 +77,14 @@ def _taken_out(
     done = restored(whole, recorder, state, total, directory)
     # Without anybody, the server is as it was at first, or it has not taken all that was sent.
     at_first = pick(engine.snapshot(), "server")
-    of_nobody = pick(removal.without(before.method, whole.snapshot(), clients), "server")
+    lost = {who for who, row in recorder.last.items() if row.left_out}
+    of_nobody = pick(removal.without(before.method, whole.snapshot(), clients, lost), "server")
     if not all(torch.equal(of_nobody[name], t) for name, t in at_first.items()):
         raise UserError(
             f"forget: the server of {directory} does not have all that its clients sent, "
             "so nothing can be taken out exactly; rounds.csv says which updates it left out"
         )
-    tensors = removal.without(before.method, whole.snapshot(), gone)
+    tensors = removal.without(before.method, whole.snapshot(), gone, lost)
     engine.restore(tensors)
     remaining = recorder.of_clients(after.config, [k for k in clients if k not in gone])
     remaining.record([], _scores_at_the_end(engine, after.federations))

@@ -101,6 +101,7 @@ class Recorder:
         self.ahead: dict[str, dict[str, np.ndarray]] = {name: {} for name in self.protocols}
         self.rows: list[RoundRow] = []
         self.latest: list[RoundRow] = []
+        self.last: dict[tuple[int, int], RoundRow] = {}  # of each client, by seed and client
         self.reasons = {""}  # why updates have been left out so far
         self.slowest_bytes = 0  # over all rounds of the first seed
         self.slowest_seconds = 0.0  # over all rounds of all seeds
@@ -155,6 +156,7 @@ class Recorder:
                 raise ValueError("a round of a client that there is not")
         for row in self.rows:
             self._note_epsilon(row)
+            self.last[row.seed, row.client] = row
         self.seconds = {name: float(about["seconds"][name]) for name in self.seconds}
         self.slowest_bytes = int(about["slowest_bytes"])
         # Old checkpoints do not say; all clients are then taken to be in the same round at the same
@@ -181,6 +183,7 @@ class Recorder:
         self.latest = rows
         for row in rows:
             self._note_epsilon(row)
+            self.last[row.seed, row.client] = row
         # Clients and links work in parallel, so a round takes as long as its slowest client.
         traffic = [row.up_bytes + row.down_bytes for row in rows if row.seed == 0]
         self.slowest_bytes += max(traffic, default=0)

@@ -17,7 +17,7 @@ import torch
 
 from fedmes.common.progress import meanwhile
 from fedmes.config.options import Config
-from fedmes.engines.base import COMPILING, RoundRow, Score
+from fedmes.engines.base import COMPILING, NO_ROWS, LastRows, RoundRow, Score
 from fedmes.engines.capacity import wanted_together
 from fedmes.engines.devices import devices_of
 from fedmes.engines.peers import Share
@@ -46,13 +46,19 @@ class SharedOut:
     def notes(self) -> list[str]:
         return list(dict.fromkeys(chain.from_iterable(self.processes.ask("notes"))))
 
-    def round(self, g: int) -> list[RoundRow]:
-        rows = self._in_order(self.processes.ask("round", g))
+    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
+        left_out = {who: row for who, row in last.items() if row.left_out}
+        orders = [(g, part) for part in self._shared(left_out)]
+        rows = self._in_order(self.processes.ask_each("round", orders))
         self.compile_seconds = max(self.processes.ask("compile_seconds"))
         return rows
 
     def evaluate(self, g: int) -> list[Score]:
         return self._in_order(self.processes.ask("evaluate", g))
+
+    def _shared(self, rows: LastRows) -> list[LastRows]:
+        """What each device is told of them."""
+        return [rows] * len(self.processes.all)
 
     def _in_order(self, found: Sequence[Sequence[Any]]) -> list[Any]:
         """Rows or scores of all devices."""
@@ -96,6 +102,12 @@ class SharedSeeds(SharedOut):
     def restore(self, tensors: Tensors) -> None:
         state = {name: t for name, t in tensors.items() if name.startswith(STATE)}
         self.processes.ask_each("restore", [[_of_seeds(state, mine)] for mine in self.shares])
+
+    def _shared(self, rows: LastRows) -> list[LastRows]:
+        found: list[LastRows] = []
+        for mine in self.shares:
+            found.append({(mine.index(s), k): row for (s, k), row in rows.items() if s in mine})
+        return found
 
     def _in_order(self, found: Sequence[Sequence[Any]]) -> list[Any]:
         """With the indices that seeds have in the whole run."""

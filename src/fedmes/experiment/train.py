@@ -129,7 +129,7 @@ def _continue(
             saver.save(g)
             return
         start = time.perf_counter()
-        rows = engine.round(g)
+        rows = engine.round(g, recorder.last)
         if training.accounts is not None:
             rows = training.accounts.entered(g, rows)
         middle = time.perf_counter()

@@ -104,6 +104,9 @@ class Method:
     # parts of the state (entries `part.*`, or one entry `part`) that every round makes anew before
     # it reads them, and that nothing reads between rounds: they are not kept for absent clients
     round_only: ClassVar[tuple[str, ...]] = ()
+    # entries of the state that earlier versions of the method did not have: a client that began
+    # with one goes on with those of a new client
+    newer: ClassVar[tuple[str, ...]] = ()
     # how the names of entries end whose first axis is classes, where a step neither reads nor
     # changes what belongs to a class that the client has not met, and reads no broadcast
     by_class: tuple[str, ...] = ()
@@ -175,6 +178,11 @@ class Method:
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         """A client's state before its first round."""
         raise NotImplementedError
+
+    def upload_lost(self, state: Tensors) -> Tensors:
+        """Before the client's next round, if its last upload did not count: the server left it out,
+        or it has not arrived. For methods that send something once."""
+        return {}
 
     def begin_task(self, state: Tensors, broadcast: Tensors, ctx: ClientContext) -> Tensors:
         """Before the broadcast is taken over in the first round of a task."""

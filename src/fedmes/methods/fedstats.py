@@ -33,14 +33,15 @@ class FedStats(FedAvg):
     regression, from the sums of all clients and its own, which have the share `fedstats.own`. The
     body stays as it is, so use a pretrained one. Sums: `n` samples per class [C], their features
     `s` [C, D], and products of features `g`, the upper triangle of [D, D]. No sample is kept,
-    unless `own` is tuned on a memory.
+    unless `own` is tuned on a memory. Sums that the server has not taken go with the next upload.
     """
 
     Options = FedstatsOptions
     aggregation = "sum"
     exact_sums = True
     eval_model = "personal"
-    round_only: ClassVar[tuple[str, ...]] = ("new",)
+    round_only: ClassVar[tuple[str, ...]] = ()
+    newer: ClassVar[tuple[str, ...]] = ("new.n", "new.s", "new.g", "sends", "owed")
     received = ()
     sample_gradients = None  # sums of features leave the client
     unused: ClassVar[tuple[str, ...]] = ("optim.lr", "optim.gamma")
@@ -102,21 +103,39 @@ class FedStats(FedAvg):
         }
 
     def without(self, server: Tensors, state: Tensors) -> Tensors:
-        return {name: total - state[f"own.{name}"] for name, total in server.items()}
+        lost = self.lost(state, state["owed"])
+        return {name: total - (state[f"own.{name}"] - lost[name]) for name, total in server.items()}
 
     # on a client
     def init(self, params: Tensors, ctx: ClientContext) -> Tensors:
         sums = self.no_sums(params["head.weight"])
         new = {name: t.float() for name, t in sums.items()}
-        return put("w", params) | put("own", sums) | put("new", new)
+        no = torch.zeros_like(ctx.first)
+        return put("w", params) | put("own", sums) | put("new", new) | {"sends": no, "owed": no}
+
+    def upload_lost(self, state: Tensors) -> Tensors:
+        return {"owed": state["sends"]}
+
+    def lost(self, state: Tensors, owed: Tensor) -> Tensors:
+        """The last upload's sums, if they are owed; they are among one's own already."""
+        return {name: torch.where(owed, t, 0).double() for name, t in pick(state, "new").items()}
 
     def begin_round(
         self, state: Tensors, broadcast: Tensors, sums: Tensors, ctx: ClientContext
     ) -> Tensors:
-        """In the first round of a task, its sums are new; in the others there is nothing to do."""
-        new = {name: torch.where(ctx.first, t, 0).float() for name, t in sums.items()}
-        own = {name: state[f"own.{name}"] + t.double() for name, t in new.items()}
-        return put("new", new) | put("own", own)
+        """In the first round of a task, its sums are new; in the others there is nothing to do but
+        to hand over what is owed."""
+        owed = state["owed"]
+        for t in pick(state, "new").values():
+            owed = owed & torch.isfinite(t).all()  # what is no number stays away from all others
+        lost = self.lost(state, owed)
+        new: Tensors = {}
+        own: Tensors = {}
+        for name, t in sums.items():
+            new[name] = (torch.where(ctx.first, t, 0) + lost[name]).float()
+            own[name] = state[f"own.{name}"] - lost[name] + new[name].double()
+        sends = {"sends": ctx.first | owed, "owed": torch.zeros_like(owed)}
+        return put("new", new) | put("own", own) | sends
 
     def step(
         self, state: Tensors, broadcast: Tensors, batch: Batch, mem: Batch, ctx: ClientContext
@@ -127,7 +146,7 @@ class FedStats(FedAvg):
         sent: Tensors = {}
         for name, t in pick(state, "new").items():
             sent[name] = t
-            sent[f"{name}#mask"] = ctx.first.reshape([1] * t.ndim)
+            sent[f"{name}#mask"] = state["sends"].reshape([1] * t.ndim)
         return sent
 
     def report(self, state: Tensors, broadcast: Tensors) -> Tensors:

@@ -28,7 +28,8 @@ class FedStatsAdapted(FedStats):
     later take the body as it is.
     """
 
-    round_only = ("w", "opt", "log", "change", "new", "phase")
+    round_only = ("w", "opt", "log", "change", "adapting")
+    newer = (*FedStats.newer, "adapting")
     unused = ()
 
     def __init__(self, net: Net, config: Config) -> None:
@@ -84,7 +85,7 @@ class FedStatsAdapted(FedStats):
         no = torch.zeros_like(ctx.first)
         change = {name: torch.zeros_like(p) for name, p in params.items()}
         told = torch.full_like(ctx.position, -1)  # the last task whose sums were handed over
-        about = {"told": told, "phase.adapting": no, "phase.due": no}
+        about = {"told": told, "adapting": no}
         return super().init(params, ctx) | self.start(params) | put("change", change) | about
 
     def begin_round(
@@ -94,7 +95,7 @@ class FedStatsAdapted(FedStats):
         due = ~adapting & (state["told"] < ctx.position)
         told = torch.where(due, ctx.position, state["told"])
         handed_over = super().begin_round(state, broadcast, sums, ctx._replace(first=due))
-        about = {"told": told, "phase.adapting": adapting, "phase.due": due}
+        about = {"told": told, "adapting": adapting}
         return handed_over | self.start(pick(broadcast, "w")) | about
 
     def step(
@@ -109,8 +110,8 @@ class FedStatsAdapted(FedStats):
         return put("change", {name: p - received[name] for name, p in w.items()})
 
     def upload(self, state: Tensors, ctx: ClientContext) -> Tensors:
-        adapting = state["phase.adapting"]
-        sent = super().upload(state, ctx._replace(first=state["phase.due"]))
+        adapting = state["adapting"]
+        sent = super().upload(state, ctx)
         sent["trained"] = adapting.to(state["log.steps"].dtype)
         for name, t in pick(state, "change").items():
             sent[f"change.{name}"] = torch.where(adapting, t, 0)

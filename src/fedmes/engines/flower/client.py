@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def _of_many(node: Node, handler: Handler, order: Order, tensors: Tensors) -> Re
         def receive(client: SiteClient) -> Tensors:
             return _received(client, order, dict(tensors))
 
-        total = node.train(members, order["round"], receive, order.get("sum", False))
+        taken = partial(_taken, order)
+        total = node.train(members, order["round"], receive, taken, order.get("sum", False))
     else:
         members.each(lambda _, client: handler(client, order, dict(tensors)))
     texts = []
@@ -147,10 +149,12 @@ def _hello(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
 
 def _train(client: SiteClient, order: Order, tensors: Tensors) -> Answer:
     if not client.method.config.privacy.secure_aggregation:
-        return client.train(order["round"], _received(client, order, tensors))
+        broadcast = _received(client, order, tensors)
+        return client.train(order["round"], broadcast, _taken(order, client))
     masker = Masker(client)
     masker.check(order["secure"])
     broadcast = _received(client, order, tensors)
+    # Nothing is sent again: the difference of two sums over other sites would be what one has sent.
     answer = client.train(order["round"], broadcast)
     return masker.signed(masker.hidden(order["secure"], order["round"], answer, broadcast))
 
@@ -168,6 +172,12 @@ def _signed(client: SiteClient, answer: Answer) -> Answer:
     if client.method.config.privacy.secure_aggregation:
         return Masker(client).signed(answer)
     return answer
+
+
+def _taken(order: Order, client: SiteClient) -> messages.Taken | None:
+    """The client's last update that counts; None: a server of an earlier version does not say."""
+    told = order.get("taken", {}).get(str(int(client.site.index)))
+    return None if told is None else (int(told[0]), int(told[1]))
 
 
 def _received(client: SiteClient, order: Order, tensors: Tensors) -> Tensors:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fedmes.common import keyed_random
 from fedmes.config.options import Config
 from fedmes.engines import wire
-from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.base import NO_ROWS, LastRows, RoundRow, Score
 from fedmes.engines.devices import dtype_of
 from fedmes.engines.flower.answers import (
     Good,
@@ -36,6 +36,7 @@ from fedmes.engines.flower.answers import (
 )
 from fedmes.engines.flower.exchange import POLL
 from fedmes.engines.flower.gathering import Gathering
+from fedmes.engines.flower.messages import NOTHING_TAKEN, Taken
 from fedmes.engines.flower.plain_round import PlainRound
 from fedmes.engines.flower.secure_round import LEAST, Group, SecureRound
 from fedmes.engines.flower.summed_round import SummedRound, nobody_sees_each, shared_out
@@ -49,6 +50,13 @@ from fedmes.tensors import Tensors, cast, grown, put
 # seconds that the server waits for all sites before it begins with those that are there
 GATHERING = 60.0
 NO_ANSWER = Refusal(name="", error="no answer")
+
+More = Callable[[Sequence[int]], dict[str, Any]]  # what else some clients of a node are told
+
+
+def nothing_more(clients: Sequence[int]) -> dict[str, Any]:
+    return {}
+
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
@@ -146,10 +154,10 @@ class FlowerEngine(Gathering):
         return found
 
     def _ask(
-        self, kind: str, s: int, clients: Iterable[int], g: int, more: dict[str, Any] | None = None
+        self, kind: str, s: int, clients: Iterable[int], g: int, more: More = nothing_more
     ) -> tuple[dict[int, Good], dict[int, int], dict[tuple[int, ...], Tensors]]:
         """The server's state to some clients: their answers, how many bytes went to each, and what
-        nodes have added up for their clients. `more`: what else they are told."""
+        nodes have added up for their clients. `more`: what else clients are told."""
         each, kept = self.method.sent_down(self.servers[s])
         sent = wire.pack(each)
         everything = sent | wire.pack(kept)
@@ -160,7 +168,7 @@ class FlowerEngine(Gathering):
         for node, mine in asked.items():
             stale = any(self.held.get((s, k)) != self.versions[s] for k in mine)
             order = {"round": g, "each": list(sent), "kept": stale, "version": self.versions[s]}
-            order |= {"clients": mine, **(more or {})}
+            order |= {"clients": mine} | more(mine)
             tensors = sent
             if stale:
                 tensors = everything
@@ -211,22 +219,28 @@ class FlowerEngine(Gathering):
     # -- the engine
 
     @torch.no_grad()
-    def round(self, g: int) -> list[RoundRow]:
+    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
         self._gather(hope=0)
         self.ended = []
         self.waiting = False
         self.silent = True
         self.rows = []
         for s in range(len(self.servers)):
-            self.rows += self._seed_round(s, g)
+            self.rows += self._seed_round(s, g, last)
             self.waiting |= self._others_wait(s)
         return self.rows
 
-    def _seed_round(self, s: int, g: int) -> list[RoundRow]:
+    def _seed_round(self, s: int, g: int, last: LastRows) -> list[RoundRow]:
         done: dict[int, Work] = {}
         unusable: dict[int, str] = {}
         clients, updates = self._begun(s, g)
-        found, size, totals = self._ask("train", s, clients, g, updates.order)
+
+        def more(mine: Sequence[int]) -> dict[str, Any]:
+            if self.secure:  # nothing is sent again
+                return updates.order
+            return updates.order | {"taken": {k: _taken(last.get((s, k))) for k in mine}}
+
+        found, size, totals = self._ask("train", s, clients, g, more)
         self.silent &= not found
         for k, (facts, packed) in sorted(found.items()):
             assert isinstance(facts, Trained)
@@ -360,6 +374,13 @@ class FlowerEngine(Gathering):
             self.servers[s] = {name: grown(stored[name], fresh) for name, fresh in server.items()}
             # what sites keep of it has grown with it
             self.versions[s] += any(stored[name].shape != t.shape for name, t in server.items())
+
+
+def _taken(row: RoundRow | None) -> Taken:
+    """The client's last update, if it counts."""
+    if row is None or row.left_out:
+        return NOTHING_TAKEN
+    return row.position, row.index
 
 
 def any_context(config: Config, params: Tensors) -> ClientContext:

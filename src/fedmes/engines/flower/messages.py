@@ -12,6 +12,10 @@ from torch import Tensor
 
 from fedmes.tensors import Tensors, map_entries
 
+# what a client hears of its updates: the task of the last one that counts, and its round there
+Taken = tuple[int, int]
+NOTHING_TAKEN: Taken = (-1, -1)
+
 
 def records(text: str, tensors: Tensors, refused: bool = False) -> RecordDict:
     record = ConfigRecord({"json": text})

@@ -16,6 +16,7 @@ import torch
 from fedmes.config.options import Config
 from fedmes.engines.capacity import worth_stacking
 from fedmes.engines.flower.answers import Refusal, Trained
+from fedmes.engines.flower.messages import Taken
 from fedmes.engines.flower.site import Answer, Lesson, SiteClient
 from fedmes.engines.loop import client_round
 from fedmes.engines.server import distances, screened
@@ -76,7 +77,12 @@ class Node:
         return Members(refuse, found)
 
     def train(
-        self, members: Members, g: int, receive: Callable[[SiteClient], Tensors], add_up: bool
+        self,
+        members: Members,
+        g: int,
+        receive: Callable[[SiteClient], Tensors],
+        taken: Callable[[SiteClient], Taken | None],
+        add_up: bool,
     ) -> Tensors:
         """Take part in the server's round g. With `add_up`, the sum of the clients' updates."""
         start = time.perf_counter()
@@ -85,7 +91,7 @@ class Node:
 
         def begin(place: int, client: SiteClient) -> None:
             received[place] = receive(client)
-            if (lesson := client.lesson(g, received[place])) is not None:
+            if (lesson := client.lesson(g, received[place], taken(client))) is not None:
                 lessons[client] = lesson
 
         members.each(begin)

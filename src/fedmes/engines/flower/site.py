@@ -18,6 +18,7 @@ import torch
 
 from fedmes.engines.client_data import ClientData
 from fedmes.engines.flower.answers import Facts, Hello, Scored, Trained, Work
+from fedmes.engines.flower.messages import Taken
 from fedmes.engines.flower.privacy import protected
 from fedmes.engines.ledger import Ledger, update_cost
 from fedmes.engines.loop import (
@@ -34,7 +35,7 @@ from fedmes.methods.base import Method
 from fedmes.methods.dp_sgd import unpredictable_noise
 from fedmes.results import checkpoint
 from fedmes.scenario.plan import Round
-from fedmes.tensors import Tensors, grown, map_entries, pick, put
+from fedmes.tensors import Tensors, all_grown, grown, map_entries, pick, put
 
 
 class Lesson(NamedTuple):
@@ -78,8 +79,10 @@ class SiteClient:
         self.state = method.init(initial, site.ctx())
         # of the server's state, what comes only when it has changed; and which version it is
         self.kept: Tensors = {}
-        # the server's last round here, own rounds so far, the tasks begun and ended last
-        self.about = {"round": -1, "begun": -1, "ended": -1, "version": -1, "attended": 0}
+        # the server's last round here, own rounds so far, the tasks begun and ended last, and the
+        # last round within its task
+        self.about = dict.fromkeys(("round", "begun", "ended", "index", "version"), -1)
+        self.about["attended"] = 0
         # the last upload, where noise was added to it: a second draw would reveal more
         self.noisy: Tensors = {}
         self.ledger = Ledger(method, site.plan, sends=True)
@@ -98,11 +101,11 @@ class SiteClient:
         try:
             # In its own order, which decides how sums round. Classes, tasks and sites may have been
             # added since.
-            for name, fresh in self.state.items():
-                self.state[name] = grown(tensors[f"client.{name}"], fresh)
+            self.state = all_grown(tensors, "client", self.state, self.method.newer)
             self.kept = pick(tensors, "kept")
             self.noisy = pick(tensors, "noisy")
-            self.about = {name: int(stored[name]) for name in self.about}
+            # earlier versions did not keep the round: nobody said what a server has taken
+            self.about = {name: int(({"index": -1} | stored)[name]) for name in self.about}
             self.saves = int(stored["saves"])
             # before there was an account, every round was noised if any was
             self.ledger.site = self.about["attended"] * update_cost(self.method.config.privacy)
@@ -139,16 +142,17 @@ class SiteClient:
         return map_entries(lambda t: t.to(device), sent | self.kept)
 
     @torch.no_grad()
-    def train(self, g: int, broadcast: Tensors) -> Answer:
-        """Take part in the server's round g."""
+    def train(self, g: int, broadcast: Tensors, taken: Taken | None = None) -> Answer:
+        """Take part in the server's round g. `taken`: the last update that counts, if the server
+        says so."""
         start = time.perf_counter()
-        lesson = self.lesson(g, broadcast)
+        lesson = self.lesson(g, broadcast, taken)
         if lesson is not None:
             state = client_round(self.method, lesson.state, broadcast, lesson.work, self.site)
             self.learned(g, lesson, state)
         return self.trained(g, broadcast, start)
 
-    def lesson(self, g: int, broadcast: Tensors) -> Lesson | None:
+    def lesson(self, g: int, broadcast: Tensors, taken: Taken | None) -> Lesson | None:
         """What there is to train in the server's round g; None: nothing, or it is done already. A
         site that was away when a task ended or began catches up first."""
         if self.about["round"] > g:
@@ -162,10 +166,16 @@ class SiteClient:
         state = self.state
         if self.about["round"] < 0 and not self.scheduled:
             state = self._joining(broadcast)
+        if taken is not None and taken != self._sent():
+            state = state | self.method.upload_lost(state)
         first = self.about["begun"] != work.position
         if first:
             state = state | self._end_task()
         return Lesson(state, replace(work, first=first))
+
+    def _sent(self) -> Taken:
+        """The last update; before the first, that which a server has taken of nobody."""
+        return self.about["begun"], self.about["index"]
 
     def learned(self, g: int, lesson: Lesson, state: Tensors) -> None:
         """The state after the round."""
@@ -174,6 +184,7 @@ class SiteClient:
         self.about["round"] = g
         self.about["attended"] += 1
         self.about["begun"] = lesson.work.position
+        self.about["index"] = lesson.work.index
         self.noisy = {}
 
     def _own_round(self, g: int) -> int:

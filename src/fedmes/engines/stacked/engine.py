@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines import wire
-from fedmes.engines.base import RoundRow, Score
+from fedmes.engines.base import NO_ROWS, LastRows, RoundRow, Score, lost
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.crew import method_for_a_thread
 from fedmes.engines.devices import untimed_convolutions
@@ -127,7 +127,7 @@ class StackedEngine:
     # --- training ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def round(self, g: int) -> list[RoundRow]:
+    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
         compile_seconds = self.compile_seconds
         start = time.perf_counter()
         rows: list[RoundRow] = []
@@ -135,7 +135,7 @@ class StackedEngine:
         at_once = count == 1 and self.rota.peers.alone
         for w in range(count):
             plan = self._planned(g, w, count)
-            received = self._train_wave(plan)
+            received = self._train_wave(plan, last)
             if at_once:
                 numbers = self._fetched(self._end() | received)
             else:
@@ -150,11 +150,15 @@ class StackedEngine:
         rows.sort(key=attrgetter("seed", "client"))
         return [replace(row, seconds=seconds / len(rows)) for row in rows]
 
-    def _train_wave(self, plan: WavePlan) -> Tensors:
+    def _train_wave(self, plan: WavePlan, last: LastRows) -> Tensors:
         """All of a round but its end, for the clients that are on the device together; what they
         receive."""
         self.seats.take(plan.members, plan.fetched)
         self.seats.stand_at(plan.works)
+        missed = np.array([lost(last, s, row) for s, row in enumerate(plan.members)])
+        if missed.any():
+            changed = over(self.method.upload_lost, "c")(self.state)
+            self._merge(changed, self.batches.put(missed))
         active: NDArray[np.bool_] = np.array(each(lambda work: work is not None, plan.works))
         first: NDArray[np.bool_] = np.array(
             each(lambda work: bool(work and work.first), plan.works)

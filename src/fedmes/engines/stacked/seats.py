@@ -174,7 +174,6 @@ class Seats:
 
     def restore(self, tensors: Tensors) -> None:
         """From either kind of snapshot, of these clients or of more."""
-        names = self.lasting
         if "kept_clients" in tensors:
             keys = [(int(s), int(k)) for s, k in tensors["kept_clients"].tolist()]
             entries = pick(tensors, "kept")
@@ -182,6 +181,8 @@ class Seats:
             stacked = pick(tensors, "client")
             keys = [(int(s), int(k)) for s, k in np.ndindex(*tensors["learned"].shape)]
             entries = map_entries(lambda t: t.flatten(0, 1), stacked)
+        newer = set(self.method.newer) - entries.keys()
+        names = [name for name in self.lasting if name not in newer]
         for i, (s, k) in enumerate(keys):
             if k not in self.rota.mine:
                 continue
@@ -196,7 +197,10 @@ class Seats:
                 mine.copy_(grown(t, mine))
             return
         fresh = self.state_of(s, k)
-        new = {name: grown(entries[name], fresh[name])[None].cpu() for name in self.lasting}
+        new: Tensors = {}
+        for name in self.lasting:
+            t = grown(entries[name], fresh[name]) if name in entries else fresh[name]
+            new[name] = t[None].cpu()
         if new:
             self.store.write([(s, k)], self.store.packing.pack(new))
 
