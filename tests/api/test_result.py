@@ -40,6 +40,19 @@ def test_what_cannot_be_drawn(results):
         results["fedavg"].plot("vote")
     with pytest.raises(fedmes.UserError, match="a matrix is of one method"):
         results.plot("matrix")
+    with pytest.raises(fedmes.UserError, match="client=9; there are 2, counted from 0"):
+        results["fedavg"].plot("matrix", client=9)
+    with pytest.raises(fedmes.UserError, match="seed=-1; there are 1, counted from 0"):
+        results["fedavg"].plot("matrix", seed=-1)
+
+
+def test_a_report_of_a_list_of_results(results, tmp_path):
+    one, other = results.values()
+    several = fedmes.report([one, other.directory], out=tmp_path / "list.html")
+    fedmes.report(one, other, out=tmp_path / "two.html")
+    assert several.page.read_bytes() == (tmp_path / "two.html").read_bytes()
+    with pytest.raises(fedmes.UserError, match="report: of which runs"):
+        fedmes.report([])
 
 
 def test_a_notebook_shows_a_table_with_the_best_in_bold(results):

@@ -173,7 +173,7 @@ def test_parquet_without_its_package(tmp_path, monkeypatch):
         ("client,task,y,f,f\na,t,1,1,1\n", "two columns have the same name"),
         ("client,task,y,f=1\na,t,1,1\n", "column f=1: a name with = cannot be used"),
         ("client,task,y,text,f\na,t,1,one,1\n", "beside texts, column f is not used"),
-        ("client;task;y;f\na;t;1;0,5\na;t;1;-1,25\n", "column f: '0,5' has a decimal comma"),
+        ("client;task;y;f\na;t;1;0,5\na;t;1;-1,25\n", "column f: '0,5' has a comma"),
         ("client,task,y,f,split\na,t,1,1,maybe\n", "row 1, column split: 'maybe' is neither"),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,8 @@ from fedmes.results.labels import ACCURACIES
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from fedmes.report.collect import Run
 
 Plot = Literal["tasks", "clients", "matrix", "rounds", "time", "vote"]
 Frame = Literal["accuracy", "forward", "rounds", "own_metrics"]
@@ -82,7 +84,9 @@ def _plot(results: Sequence[Result], what: str, choices: dict[str, Any]) -> Figu
     drawn: dict[str, Callable[..., Figure | None]] = {
         "tasks": figures.per_task,
         "clients": figures.per_client,
-        "matrix": lambda runs, **choices: figures.accuracy_matrix(runs[0], **choices),
+        "matrix": lambda runs, **choices: figures.accuracy_matrix(
+            _has(runs[0], choices), **choices
+        ),
         "rounds": figures.over_rounds,
         "time": figures.wall_clock,
         "vote": figures.vote_gain,
@@ -95,6 +99,16 @@ def _plot(results: Sequence[Result], what: str, choices: dict[str, Any]) -> Figu
     if figure is None:
         raise UserError(f"plot: this run measured nothing that '{what}' could show")
     return figure
+
+
+def _has(run: Run, choices: Mapping[str, Any]) -> Run:
+    """With the client and the seed that were chosen."""
+    config = run.config
+    for what, count in {"client": config.clients, "seed": len(config.seeds)}.items():
+        number = choices.get(what)
+        if number is not None and number not in range(count):
+            raise UserError(f"plot: {what}={number}; there are {count}, counted from 0")
+    return run
 
 
 def _table(results: Sequence[Result]) -> str:

@@ -268,8 +268,8 @@ def _refuse_decimal_commas(cells: Cells, name: str, path: Path | str) -> None:
     filled = [str(cell).strip() for cell in cells if not _is_empty(cell)]
     if filled and all(map(DECIMAL_COMMA.fullmatch, filled)):
         raise UserError(
-            f"{path}: column {name}: '{filled[0]}' has a decimal comma; write {name} with points "
-            "(pandas reads such files with decimal=',')"
+            f"{path}: column {name}: '{filled[0]}' has a comma; write decimals with a point, and "
+            "nothing between thousands (pandas reads such files with decimal=',' or thousands=',')"
         )
 
 

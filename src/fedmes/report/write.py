@@ -24,6 +24,8 @@ from fedmes.results.run_dir import Result
 
 AS_THEY_ARE = Naming()
 
+Reported = str | Path | Result | Mapping[str, Result]
+
 
 @dataclass(frozen=True)
 class Report:
@@ -48,7 +50,7 @@ class Report:
 
 
 def report(
-    *runs: str | Path | Result | Mapping[str, Result],
+    *runs: Reported | Sequence[Reported],
     out: str | Path = "report.html",
     with_samples: bool = False,
     csv: str | Path | None = None,
@@ -65,14 +67,15 @@ def report(
     return write_report(directories, Path(out), with_samples, table, paper, drawn, naming)
 
 
-def _directories(run: str | Path | Result | Mapping[str, Result]) -> list[Path]:
-    if isinstance(run, Mapping):
-        return list(chain.from_iterable(map(_directories, run.values())))
-    if not isinstance(run, Result):
+def _directories(run: Reported | Sequence[Reported]) -> list[Path]:
+    if isinstance(run, str | Path):
         return [Path(run)]
-    if run.directory is None:
-        raise UserError("report: this result has no directory; only what a run has written has one")
-    return [run.directory]
+    if isinstance(run, Result):
+        if run.directory is None:
+            raise UserError("report: this result has no directory; only what a run wrote has one")
+        return [run.directory]
+    several = run.values() if isinstance(run, Mapping) else run
+    return list(chain.from_iterable(map(_directories, several)))
 
 
 def write_report(
@@ -88,6 +91,8 @@ def write_report(
     and PDF."""
     from fedmes.report.page import page
 
+    if not directories:
+        raise UserError("report: of which runs? Name directories or results")
     groups, left_out = collect.collect(directories)
     if not groups:
         reasons = [f"{each.directory} {each.reason}" for each in left_out[:3]]
