@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Protocol
 
 from fedmes.results.status import Site
@@ -37,12 +36,11 @@ class RoundRow:
 
 # the last row of each client, by seed and client
 LastRows = Mapping[tuple[int, int], RoundRow]
-NO_ROWS: LastRows = MappingProxyType({})
 
 
-def lost(last: LastRows, seed: int, clients: Iterable[int]) -> list[bool]:
-    """Was a client's last update left out?"""
-    rows = [last.get((seed, k)) for k in clients]
+def lost(last: LastRows | None, seed: int, clients: Iterable[int]) -> list[bool]:
+    """Was a client's last update left out, for all that is known?"""
+    rows = [(last or {}).get((seed, k)) for k in clients]
     return [row is not None and row.left_out for row in rows]
 
 
@@ -84,9 +82,9 @@ class Engine(Protocol):
     def spent(self) -> str:
         """Why clients do not train any more: their privacy budgets; empty: they do."""
 
-    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
-        """Train global round g of all seeds and average. `last`: so far; a client whose update was
-        left out hears of it (`Method.upload_lost`)."""
+    def round(self, g: int, last: LastRows | None = None) -> list[RoundRow]:
+        """Train global round g of all seeds and average. `last`: so far, if that is known; a client
+        whose update was left out hears of it (`Method.upload_lost`)."""
 
     def evaluate(self, g: int) -> list[Score]:
         """Score the clients that ended a task with round g."""

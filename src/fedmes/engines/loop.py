@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmes.engines import wire
-from fedmes.engines.base import NO_ROWS, LastRows, RoundRow, Score, lost
+from fedmes.engines.base import LastRows, RoundRow, Score, lost
 from fedmes.engines.client_data import ClientData, Federation, Samples
 from fedmes.engines.crew import Crew
 from fedmes.engines.protocol import EvalProtocol
@@ -258,13 +258,13 @@ class LoopEngine:
         return self.method.init(initial, self.client_data[s][k].ctx())
 
     @torch.no_grad()
-    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
+    def round(self, g: int, last: LastRows | None = None) -> list[RoundRow]:
         rows: list[RoundRow] = []
         for s in range(len(self.client_data)):
             rows += self._seed_round(s, g, last)
         return rows
 
-    def _seed_round(self, s: int, g: int, last: LastRows) -> list[RoundRow]:
+    def _seed_round(self, s: int, g: int, last: LastRows | None) -> list[RoundRow]:
         method = self.method
         broadcast = self.servers[s]
         each_round, first_round = map(int, map(wire.size, method.sent_down(broadcast)))

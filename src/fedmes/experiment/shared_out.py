@@ -17,7 +17,7 @@ import torch
 
 from fedmes.common.progress import meanwhile
 from fedmes.config.options import Config
-from fedmes.engines.base import COMPILING, NO_ROWS, LastRows, RoundRow, Score
+from fedmes.engines.base import COMPILING, LastRows, RoundRow, Score
 from fedmes.engines.capacity import wanted_together
 from fedmes.engines.devices import devices_of
 from fedmes.engines.peers import Share
@@ -46,8 +46,8 @@ class SharedOut:
     def notes(self) -> list[str]:
         return list(dict.fromkeys(chain.from_iterable(self.processes.ask("notes"))))
 
-    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
-        left_out = {who: row for who, row in last.items() if row.left_out}
+    def round(self, g: int, last: LastRows | None = None) -> list[RoundRow]:
+        left_out = {who: row for who, row in (last or {}).items() if row.left_out}
         orders = [(g, part) for part in self._shared(left_out)]
         rows = self._in_order(self.processes.ask_each("round", orders))
         self.compile_seconds = max(self.processes.ask("compile_seconds"))

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fedmes.common import keyed_random
 from fedmes.config.options import Config
 from fedmes.engines import wire
-from fedmes.engines.base import NO_ROWS, LastRows, RoundRow, Score
+from fedmes.engines.base import LastRows, RoundRow, Score
 from fedmes.engines.devices import dtype_of
 from fedmes.engines.flower.answers import (
     Good,
@@ -219,7 +219,7 @@ class FlowerEngine(Gathering):
     # -- the engine
 
     @torch.no_grad()
-    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
+    def round(self, g: int, last: LastRows | None = None) -> list[RoundRow]:
         self._gather(hope=0)
         self.ended = []
         self.waiting = False
@@ -230,13 +230,13 @@ class FlowerEngine(Gathering):
             self.waiting |= self._others_wait(s)
         return self.rows
 
-    def _seed_round(self, s: int, g: int, last: LastRows) -> list[RoundRow]:
+    def _seed_round(self, s: int, g: int, last: LastRows | None) -> list[RoundRow]:
         done: dict[int, Work] = {}
         unusable: dict[int, str] = {}
         clients, updates = self._begun(s, g)
 
         def more(mine: Sequence[int]) -> dict[str, Any]:
-            if self.secure:  # nothing is sent again
+            if last is None or self.secure:  # of secure sums, nothing is sent again
                 return updates.order
             return updates.order | {"taken": {k: _taken(last.get((s, k))) for k in mine}}
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmes.common.keyed_random import Ints
 from fedmes.engines import wire
-from fedmes.engines.base import NO_ROWS, LastRows, RoundRow, Score, lost
+from fedmes.engines.base import LastRows, RoundRow, Score, lost
 from fedmes.engines.client_data import IDLE, ClientData, Federation, Samples
 from fedmes.engines.crew import method_for_a_thread
 from fedmes.engines.devices import untimed_convolutions
@@ -127,7 +127,7 @@ class StackedEngine:
     # --- training ---------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def round(self, g: int, last: LastRows = NO_ROWS) -> list[RoundRow]:
+    def round(self, g: int, last: LastRows | None = None) -> list[RoundRow]:
         compile_seconds = self.compile_seconds
         start = time.perf_counter()
         rows: list[RoundRow] = []
@@ -150,7 +150,7 @@ class StackedEngine:
         rows.sort(key=attrgetter("seed", "client"))
         return [replace(row, seconds=seconds / len(rows)) for row in rows]
 
-    def _train_wave(self, plan: WavePlan, last: LastRows) -> Tensors:
+    def _train_wave(self, plan: WavePlan, last: LastRows | None) -> Tensors:
         """All of a round but its end, for the clients that are on the device together; what they
         receive."""
         self.seats.take(plan.members, plan.fetched)
