@@ -6,9 +6,11 @@ import torch
 
 from fedmes import config
 from fedmes.engines.stacked.engine import StackedEngine
-from fedmes.errors import UserError
+from fedmes.errors import Stopped, UserError
+from fedmes.experiment import runner
 from fedmes.experiment.prepare import prepare
 from fedmes.methods.fedstats import GRID, SHARES, discriminant, nearest_mean, regression
+from fedmes.results import checkpoint
 from fedmes.tensors import pick, symmetric, upper
 from helpers.engine_runs import loop_engine
 
@@ -119,6 +121,28 @@ def test_what_the_server_has_not_taken_comes_with_the_next_upload(adapt, stack):
         same(total, {name: server[name] for name in total})
         held = sum(len(run.federations[s].plans[k].rows) for k in range(4))
         assert everything == held
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is left out:RuntimeWarning")
+def test_a_run_that_is_resumed_knows_what_was_not_taken(tmp_path):
+    """Its checkpoint has been written between an update that was left out and the next one."""
+    options = TINY | FAULTS | {"clients": 4}
+    stops = iter([False, False, True])
+
+    def train(out, resume=False, stop=lambda: False):
+        run = prepare(config.load(None, options))
+        return runner.execute(run, tmp_path / out, resume=resume, stop=stop)
+
+    whole = train("whole")
+    with pytest.raises(Stopped):
+        train("parts", stop=lambda: next(stops))
+    parts = train("parts", resume=True)
+    assert parts.left_out == whole.left_out > 0
+    sums = [checkpoint.latest(tmp_path / out)[0] for out in ("whole", "parts")]
+    same(*(pick(found, "server.0") for found in sums))
+    reasons = [(row["round"], bool(row["reason"])) for row in whole.rounds if row["task"] == 0]
+    assert (2, True) in reasons  # rounds count from 0: the last one of the first part
 
 
 def test_what_is_no_number_is_not_sent_again():
