@@ -198,8 +198,9 @@ def test_sites_that_do_not_answer_are_counted_by_name_and_come_back(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapt", [0, 1])
-@pytest.mark.parametrize(("late", "unheard"), [((2, 5), ()), ((), (2, 5)), ((2, 6), (4,))])
+@pytest.mark.parametrize(
+    ("late", "unheard", "adapt"), [((2, 5), (), 0), ((), (2, 5), 0), ((2, 6), (4,), 1)]
+)
 def test_sums_that_did_not_arrive_come_with_the_next_answer(late, unheard, adapt, tmp_path):
     """And those that did, only once, whether or not the site has heard of a round since."""
     options = TINY | {"method": "fedstats", "fedstats.adapt": adapt, "rounds": 4}
