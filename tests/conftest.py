@@ -58,7 +58,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first, so that of several workers (`-n 3`) none is left alone with one of
+    """The longest files first, so that of several workers (`-n 2`) none is left alone with one of
     them at the end."""
     place = {name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.module.__name__, len(LONGEST)))
