@@ -3,6 +3,7 @@ without the site."""
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fedmes[flower]')")
 
@@ -71,6 +72,12 @@ def test_what_is_left_is_a_federation_without_the_site(world, capsys):
     serve(others, ("berlin", "turin"), 2, world / "never")
     same(sums(world / "new"), sums(world / "never"))
     same(sums(world / "out"), before)
+    # a site that earlier versions have written does not know which round was its last
+    older, again = world / "older.safetensors", world / "again"
+    save_file(load_file(file), older, metadata={"site": "lyon", "last": "1,-1"})
+    words = ["federation", "forget", world / "out", older, "--out", again]
+    assert said(capsys, *words)[0] == 0
+    same(sums(again), sums(world / "never"))
     assert len(list((world / "new/checkpoint").glob("round-*.sha256"))) == 1
     # the others continue there, and the site is no longer one of them
     got = serve(world / "sites", ("berlin", "turin"), 2, world / "new")

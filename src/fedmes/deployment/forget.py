@@ -76,7 +76,7 @@ class Handed(NamedTuple):
     """What a site hands over."""
 
     name: str
-    last: str  # the task of its last update, and the round there
+    last: tuple[int, ...]  # the task of its last update, and the round there; -1: unknown
     sums: Tensors  # of all it has sent, and of its last update, `new.*`
 
 
@@ -94,7 +94,7 @@ def _taken_out(directory: Path, config: Config, handed: Sequence[Handed], out: P
         if site.name not in sites:
             raise unknown("site", site.name, sites)
         row = last.get(sites.index(site.name))
-        lost = row is None or row.left_out or site.last != f"{row.position},{row.index}"
+        lost = row is None or row.left_out or (row.position, row.index) < site.last
         server = _less(method, server, site, lost)
     names = [site.name for site in handed]
     former = [*config.federation.former, *names]
@@ -150,8 +150,9 @@ def _read(path: Path) -> Handed:
             found = {entry: file.get_tensor(entry) for entry in file.keys()}  # noqa: SIM118
             about = file.metadata() or {}
             name = about[KEPT_BY]
-    except (OSError, SafetensorError, KeyError) as error:
+            last = tuple(map(int, about.get(LAST, "-1,-1").split(",")))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(f"{path}: no sums of a site (fedmes site sums): {error}") from None
     if not all(t.dtype == torch.float64 and bool(t.isfinite().all()) for t in found.values()):
         raise UserError(f"{path}: no sums of a site: not all of them are numbers")
-    return Handed(name, about.get(LAST, ""), found)
+    return Handed(name, last, found)

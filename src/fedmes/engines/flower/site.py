@@ -166,7 +166,7 @@ class SiteClient:
         state = self.state
         if self.about["round"] < 0 and not self.scheduled:
             state = self._joining(broadcast)
-        if taken is not None and taken != self._sent():
+        if taken is not None and taken < self._sent():  # one restored from a backup may know less
             state = state | self.method.upload_lost(state)
         first = self.about["begun"] != work.position
         if first:
